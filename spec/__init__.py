@@ -1,0 +1,1 @@
+"""The protocol as data: machines, wire and timers, and the programs that draw and check them."""
