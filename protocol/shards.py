@@ -44,6 +44,11 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
     interleave: int = 1
     """``(token // interleave) % cp_size == cp_rank`` says who holds a token."""
 
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Numbers of the layers held, ascending, each once."""
+        return tuple(sorted({region.layer for region in self.regions}))
+
 
 class RankEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One rank in its engine's directory."""
