@@ -92,9 +92,9 @@ def _region_reasons(prefill: Directory, decode: Directory) -> Iterator[str]:
     for entry in (*prefill.ranks, *decode.ranks):
         for layer in entry.shard.layers:
             mine = tuple(sorted(region.part for region in entry.shard.regions if region.layer == layer))
-            first = parts.setdefault(layer, mine)
-            if first != mine:
-                yield f"layer {layer} is {_listed(first)} in one and {_listed(mine)} in the other"
+            other = parts.setdefault(layer, mine)
+            if other != mine:
+                yield f"layer {layer} is {_listed(other)} in one and {_listed(mine)} in the other"
 
 
 def _coverage_reasons(prefill: Directory, decode: Directory) -> Iterator[str]:

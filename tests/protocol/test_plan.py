@@ -1,8 +1,8 @@
 """The plan moves every byte that a decode rank needs, and nothing else, whatever the two layouts are.
 
-The caches here are plain memory. Prefill ranks hold values that only (layer, part, head, token) decides. After
-the copies of a plan have run, decode ranks must hold the same values in their own layout, and every other
-byte of theirs must be as it was.
+The caches here are plain memory. Prefill ranks hold values that only (layer, part, head, token) decides.
+After the copies of a plan have run, decode ranks must hold the same values in their own layout, and every
+other byte of theirs must be as it was.
 """
 
 import ctypes
