@@ -1,7 +1,7 @@
 """Small models with fixed random weights, for machines that can download none.
 
-Two kinds: `gqa` (a Llama with 8 query heads on 4 KV heads) and `mla` (a dense DeepSeek-V2 whose latent is 512 wide and
-rotary part 64). They say nothing sensible. What counts is that greedy output varies, repeats exactly in
+Two kinds: `gqa` (a Llama with 8 query heads on 4 KV heads) and `mla` (a dense DeepSeek-V2 whose latent is 512
+wide and rotary part 64). They say nothing sensible. What counts: greedy output varies, repeats exactly in
 float32, and depends on every token before it, so that a KV block that arrived wrong changes the answer. The
 tokenizer maps each byte to one token, so a prompt of n ASCII characters has n tokens.
 
@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 Kind = Literal["gqa", "mla"]
 
-# Change it whenever what `make_model` writes changes: directories made by an older version are then rewritten.
+# Raise it whenever what `make_model` writes changes: directories of an older version are then rewritten.
 VERSION = 1
 STAMP = "dfirst-model.json"
 
 SEED = 20
-# Wide enough that logits differ clearly (output would be constant at the usual 0.02), small enough for float32.
+# Wide enough that logits differ clearly: at the usual 0.02 greedy output is constant.
 WEIGHT_STD = 0.08
-# Rows of the output layer for tokens that do not print are shrunk by this, so that the answers are readable text.
+# Rows of the output layer for tokens that do not print are shrunk by this, so that answers are readable.
 UNPRINTABLE_SCALE = 0.1
 
 BYTES = 256
@@ -89,11 +89,10 @@ CHAT_TEMPLATE = (
 
 
 def make_model(path: Path | str, kind: Kind) -> Path:
-    """Writes the model of this kind to the directory `path` unless it is there already; returns the directory."""
+    """Writes the model of this kind to the directory `path` unless it is there; returns the directory."""
     if kind not in get_args(Kind):
-        raise ValueError(
-            f"there is no demo model of kind {kind!r}: choose one of {', '.join(get_args(Kind))}"
-        )
+        known = ", ".join(get_args(Kind))
+        raise ValueError(f"there is no demo model of kind {kind!r}: choose one of {known}")
     directory = Path(path)
     stamp = directory / STAMP
     made = {"kind": kind, "version": VERSION}
@@ -194,7 +193,6 @@ def _write_tokenizer(directory: Path) -> None:
     """One token a byte, in the byte's own order, then the three special tokens; no merges."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    # The byte-level alphabet stands for each byte by a printable character; this is the mapping of GPT-2.
     alphabet = _byte_alphabet()
     special = {"<bos>": BOS, "<eos>": EOS, "<pad>": PAD}
     vocabulary = {character: byte for byte, character in enumerate(alphabet)} | special
@@ -219,11 +217,7 @@ def _write_tokenizer(directory: Path) -> None:
 
 def _byte_alphabet() -> list[str]:
     """The character for each byte: itself where it prints, else the next free one from 256 on."""
-    printable = {
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    }
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     alphabet, free = [], 256
     for byte in range(BYTES):
         if byte in printable:
