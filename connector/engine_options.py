@@ -32,9 +32,8 @@ def parse_layout(text: str) -> EngineLayout:
         if key in values:
             raise ValueError(f"{key} is given twice in {text!r}; give it once")
         values[key] = value
-    devices = tuple(
-        _number("devices", device, text, 0) for device in values.get("devices", "").split("+") if device
-    )
+    named = values["devices"].split("+") if "devices" in values else []
+    devices = tuple(_number("devices", device, text, 0) for device in named)
     layout = EngineLayout(
         tp=_number("tp", values.get("tp", "1"), text, 1),
         dp=_number("dp", values.get("dp", "1"), text, 1),

@@ -22,6 +22,7 @@ STOP_SECONDS = 15.0
 EXCERPT_LINES = 12
 
 _PR_SET_PDEATHSIG = 1
+_CAUSE = re.compile(r"\b\w+(Error|Exception): ")
 # Loaded before any fork: between fork and exec nothing may import or allocate more than it must.
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 _given_ports: set[int] = set()
@@ -134,7 +135,7 @@ def log_excerpt(log: Path, lines: int = EXCERPT_LINES) -> str:
         return "  (there is no such log)"
     last = text[-lines:]
     # An engine's last words are about its own shutdown; the cause is the last line of an earlier traceback.
-    causes = [line for line in text[:-lines] if re.search(r"\b\w+(Error|Exception): ", line)]
+    causes = [line for line in text[:-lines] if _CAUSE.search(line) and "WARNING" not in line]
     picked = [*causes[-2:], "...", *last] if causes else last
     return "\n".join(f"  {line[:300]}" for line in picked) or "  (the log is empty)"
 

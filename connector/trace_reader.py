@@ -103,7 +103,7 @@ class TransferTrace(msgspec.Struct, frozen=True):
         return self.bytes / MEGABYTE / seconds if seconds > 0 else None
 
     def states(self, side: str) -> list[StatePassed]:
-        """The states that a side entered, by time: those of its request, and of its first rank that has any."""
+        """The states that a side entered, by time: those of its request, and those of its first rank."""
         steps = [step for step in self.transitions if step.side == side and step.source != step.target]
         first_rank = min((step.rank for step in steps if not is_request_machine(step.machine)), default=0)
         start = self.started or 0.0
@@ -130,7 +130,7 @@ def is_request_machine(machine: str) -> bool:
 
 
 def read_traces(directory: Path) -> Traces:
-    """Everything written so far. A last line without its end is still being written, and is left for later."""
+    """Everything written so far. A last line without its end is still being written: left for later."""
     transitions: list[Transition] = []
     copies: list[Copy] = []
     for name in sorted(os.listdir(directory)) if directory.is_dir() else []:

@@ -1,4 +1,4 @@
-"""Says that something takes a while: a moving line on a terminal, a plain line every few seconds elsewhere."""
+"""Says that something takes a while: a moving line on a terminal, elsewhere a plain line now and then."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ EVERY_SECONDS = 10.0
 
 @contextmanager
 def waiting(console: Console, what: str) -> Iterator[None]:
-    """`with waiting(console, "starting the engine"): ...`; prints how long it took at the end, if it ended well."""
+    """Around a block that takes a while; says at its end how long it took, if it ended well."""
     started = time.monotonic()
     over = threading.Event()
     say = _on_terminal if console.is_terminal else _in_log
