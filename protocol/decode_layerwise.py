@@ -1,0 +1,74 @@
+"""Layer-wise, decode rank: spec/machines/decode_layerwise.toml."""
+
+from .binding import BoundMachine, effect, guard
+from .commands import AbortTransfer, AcceptPush
+from .effects import FAILED, RECEIVED
+from .messages import Cancel
+from .modes import LAYERWISE
+from .owner_transfer import OwnerTransfer
+from .plan import RequestPlan
+
+LOST = ("STOPPED", "EXPIRED")
+"""Lease states of a writer that did not finish."""
+
+
+class DecodeLayerwise(OwnerTransfer):
+    """Blocks that prefill ranks write."""
+
+    mode = LAYERWISE
+    own_side = "decode"
+    __slots__ = ()
+
+    def take(self, command: AcceptPush) -> None:
+        """Note what is announced, before the machine hears of it."""
+        self.request_id = command.request_id
+        self.block_ids = command.block_ids
+        self.prompt_tokens = command.prompt_tokens
+        self.cached_tokens = command.cached_tokens
+
+    def _expected(self, request: RequestPlan, own_rank: int) -> frozenset[int]:
+        return request.writers(own_rank)
+
+    @guard
+    def all_done(self, _payload: object) -> bool:
+        """Whether every expected writer said DONE."""
+        states = self.expected_states()
+        return bool(states) and all(state == "DONE" for state in states or ())
+
+    @guard
+    def writer_lost(self, _payload: object) -> bool:
+        """Whether a writer stopped or went silent."""
+        return any(lease.state in LOST for lease in self.leases.values())
+
+    @guard
+    def writer_missing(self, _payload: object) -> bool:
+        """Whether an expected writer never asked."""
+        states = self.expected_states()
+        return states is None or "" in states
+
+    @effect
+    def cancel_writers(self, cause: Cancel | AbortTransfer | None) -> None:
+        """Ask those who may still write to stop."""
+        self._note(cause)
+        for lease in self.live_leases:
+            lease.cancel_mover(self.reason)
+
+    @effect
+    def report_received(self, _payload: object) -> None:
+        """Every byte has arrived."""
+        self.report(RECEIVED)
+
+    @effect
+    def report_failed(self, cause: Cancel | AbortTransfer | None) -> None:
+        """Not every byte has arrived and none can any more."""
+        self._note(cause)
+        self.report(FAILED)
+
+    def _note(self, cause: Cancel | AbortTransfer | None) -> None:
+        if not self.reason:
+            lost = [lease.peer_name for lease in self.leases.values() if lease.state in LOST]
+            why = f"{', '.join(lost)} did not finish" if lost else "no prefill rank came in time"
+            self.reason = cause.reason if isinstance(cause, Cancel | AbortTransfer) else why
+
+
+DecodeLayerwise.machine = BoundMachine("decode_layerwise", DecodeLayerwise)

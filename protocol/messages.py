@@ -1,0 +1,234 @@
+# Generated from spec/wire.toml by `python -m dfirst.spec.generate`. Do not edit.
+"""The side channel's messages, as a tagged union."""
+
+import msgspec
+
+from .shards import Directory
+
+PROTOCOL = "dfirst"
+VERSION = 1
+MAX_MESSAGE_BYTES = 67108864
+
+
+class Sender(msgspec.Struct, frozen=True):
+    """Who speaks: a rank of an engine, or a router (rank -1)."""
+
+    engine_id: str
+    """The engine's configured name."""
+    rank: int
+    """Place in the engine; -1 for a router."""
+    incarnation: str
+    """Drawn at each start: a restarted rank is another peer (rule R7)."""
+
+
+class TransferKey(msgspec.Struct, frozen=True):
+    """What a transfer is called."""
+
+    transfer_id: str
+    """Drawn by the router, or by the engine that starts the transfer; unguessable."""
+    attempt: int
+    """0, and one more for every retry on another engine."""
+
+
+class LayoutQuery(msgspec.Struct, frozen=True, tag="LAYOUT_QUERY"):
+    """Send me the directory that goes by this digest: asked once, when two engines first meet."""
+
+    sender: Sender
+    """Who asks."""
+    digest: str
+    """The directory's digest as the asker heard of it."""
+
+
+class Layout(msgspec.Struct, frozen=True, tag="LAYOUT"):
+    """Every rank of my engine, with its addresses and its shard."""
+
+    sender: Sender
+    """Who answers."""
+    digest: str
+    """The digest that was asked for; the receiver checks it against the directory."""
+    directory: Directory
+    """The whole engine."""
+
+
+class Query(msgspec.Struct, frozen=True, tag="QUERY"):
+    """The metadata query: lend me this transfer's blocks."""
+
+    sender: Sender
+    """The mover."""
+    key: TransferKey
+    """The transfer."""
+    sequence: int
+    """Echoed by the answer, so that the mover knows when it asked (rule R1)."""
+    target_incarnation: str
+    """The owner that is meant; another one answers GONE (rule R7)."""
+    mode: str
+    """Blockwise or layerwise."""
+    layout_digest: str
+    """The mover's directory."""
+    prompt_tokens: int
+    """Tokens of the prompt."""
+    cached_tokens: int
+    """Tokens at its start that the decode side has already."""
+
+
+class Metadata(msgspec.Struct, frozen=True, tag="METADATA"):
+    """Granted: these are the blocks, and they are yours for this long from the moment you asked."""
+
+    sender: Sender
+    """The owner."""
+    key: TransferKey
+    """The transfer."""
+    sequence: int
+    """The question's number."""
+    lease_seconds: float
+    """How long the blocks are lent."""
+    block_ids: list[int]
+    """The owner's blocks, from the prompt's first token on."""
+
+
+class Wait(msgspec.Struct, frozen=True, tag="WAIT"):
+    """Not yet: I do not know that transfer yet, or its prompt is not computed. Ask again; no lease runs
+    (rule R9).
+    """
+
+    sender: Sender
+    """The owner."""
+    key: TransferKey
+    """The transfer."""
+    sequence: int
+    """The question's number."""
+
+
+class Gone(msgspec.Struct, frozen=True, tag="GONE"):
+    """Never: the transfer has ended here, was cancelled, or was meant for another incarnation, or the
+    layouts do not fit.
+    """
+
+    sender: Sender
+    """The owner."""
+    key: TransferKey
+    """The transfer."""
+    sequence: int
+    """The question's number."""
+    reason: str
+    """A sentence for the log."""
+
+
+class Renew(msgspec.Struct, frozen=True, tag="RENEW"):
+    """I am still copying: extend these leases. One message for all transfers with the same peer."""
+
+    sender: Sender
+    """The mover."""
+    sequence: int
+    """Echoed by the answer."""
+    target_incarnation: str
+    """The owner that is meant."""
+    mode: str
+    """Blockwise or layerwise."""
+    keys: list[TransferKey]
+    """The transfers."""
+
+
+class Renewed(msgspec.Struct, frozen=True, tag="RENEWED"):
+    """The answer to RENEW, for each transfer: extended, or gone."""
+
+    sender: Sender
+    """The owner."""
+    sequence: int
+    """The question's number."""
+    lease_seconds: float
+    """How long the extended ones are lent, from the question on."""
+    extended: list[TransferKey]
+    """Still lent."""
+    gone: list[TransferKey]
+    """No longer lent."""
+
+
+class Done(msgspec.Struct, frozen=True, tag="DONE"):
+    """All my copies of this transfer have ended well. Repeated until acknowledged. A decode rank that reads
+    nothing says it to the prefill ranks that it is named to release.
+    """
+
+    sender: Sender
+    """The mover."""
+    key: TransferKey
+    """The transfer."""
+    target_incarnation: str
+    """The owner that is meant."""
+    mode: str
+    """Blockwise or layerwise."""
+    layout_digest: str
+    """The mover's directory: from it the owner knows whom else to expect."""
+    prompt_tokens: int
+    """Tokens of the prompt."""
+    cached_tokens: int
+    """Tokens that the decode side had already."""
+
+
+class Stopped(msgspec.Struct, frozen=True, tag="STOPPED"):
+    """No copy of mine is in flight any more and none will come; the transfer failed or was cancelled.
+    Repeated until acknowledged.
+    """
+
+    sender: Sender
+    """The mover."""
+    key: TransferKey
+    """The transfer."""
+    target_incarnation: str
+    """The owner that is meant."""
+    mode: str
+    """Blockwise or layerwise."""
+    reason: str
+    """A sentence for the log."""
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="CANCEL"):
+    """Nobody wants this transfer any more. To an owner: lend no more, release when the leases end. To a
+    mover: end the copy in flight, issue no more, say STOPPED. Also sent by routers.
+    """
+
+    sender: Sender
+    """Who cancels."""
+    key: TransferKey
+    """The transfer."""
+    target_incarnation: str
+    """The rank that is meant."""
+    target: str
+    """Owner or mover: the part that is meant."""
+    mode: str
+    """Blockwise or layerwise."""
+    reason: str
+    """A sentence for the log."""
+
+
+class Ack(msgspec.Struct, frozen=True, tag="ACK"):
+    """DONE, STOPPED or CANCEL is recorded: stop repeating it."""
+
+    sender: Sender
+    """Who acknowledges."""
+    key: TransferKey
+    """The transfer."""
+
+
+class Error(msgspec.Struct, frozen=True, tag="ERROR"):
+    """What you sent cannot be read: for people and logs; no state depends on it."""
+
+    reason: str
+    """What is wrong."""
+
+
+Message = (
+    LayoutQuery
+    | Layout
+    | Query
+    | Metadata
+    | Wait
+    | Gone
+    | Renew
+    | Renewed
+    | Done
+    | Stopped
+    | Cancel
+    | Ack
+    | Error
+)

@@ -1,0 +1,285 @@
+"""One leg, seen by the rank that copies: spec/machines/mover_leg.toml."""
+
+from typing import ClassVar, Protocol
+
+import msgspec
+
+from .binding import BoundMachine, effect, guard
+from .commands import CopyEnded, LegKey
+from .effects import Send, StartCopies, StopCopies
+from .entity import Core, CoreEntity
+from .lease import mover_end
+from .messages import Cancel, Done, Gone, Metadata, Query, Stopped, TransferKey
+from .modes import BLOCKWISE, OWNER
+from .plan import Leg
+from .shards import RankEntry
+
+MAX_OUTSTANDING = 16
+"""Questions of one leg whose answers are still taken: the newest ones."""
+
+
+class MoverTransfer(Protocol):
+    """What a leg needs to know of its transfer."""
+
+    mode: ClassVar[str]
+    key: TransferKey
+    prompt_tokens: int
+    cached_tokens: int
+    local_blocks: tuple[int, ...]
+
+    def leg_changed(self) -> None:
+        """Hear that a leg took a step that matters."""
+
+
+class Peer(msgspec.Struct, frozen=True, kw_only=True):
+    """The owner's rank as the leg addresses it."""
+
+    engine_id: str
+    rank: int
+    host: str
+    port: int
+    incarnation: str
+
+
+class Granted(msgspec.Struct, frozen=True):
+    """A renewal, with the time at which it was asked for."""
+
+    asked_at: float
+    lease_seconds: float
+
+
+class MoverLeg(CoreEntity):
+    """A leg on the mover's side. ``plan`` and ``entry`` are None where it moves nothing."""
+
+    __slots__ = (
+        "asked",
+        "copied",
+        "entry",
+        "failure",
+        "last_word",
+        "lease_until",
+        "lent",
+        "peer",
+        "plan",
+        "transfer",
+    )
+
+    def __init__(
+        self, core: Core, transfer: MoverTransfer, peer: Peer, plan: Leg | None, entry: RankEntry | None
+    ) -> None:
+        super().__init__(core, transfer.key)
+        self.transfer = transfer
+        self.peer = peer
+        self.plan = plan
+        self.entry = entry
+        self.asked: dict[int, float] = {}
+        self.lease_until = 0.0
+        self.lent = plan is None
+        self.copied = plan is None
+        self.failure = ""
+        self.last_word: Done | Stopped | Cancel | None = None
+
+    @property
+    def leg_key(self) -> LegKey:
+        """What the data path and the renewals call this leg."""
+        return LegKey(self.key, self.peer.engine_id, self.peer.rank, self.peer.incarnation)
+
+    @property
+    def peer_name(self) -> str:
+        """The owner, for traces and logs."""
+        return f"{self.peer.engine_id}/{self.peer.rank}"
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no copy of this leg can touch memory any more."""
+        return self.state in ("DONE_UNACKED", "FREED")
+
+    # Guards
+
+    @guard
+    def outstanding(self, answer: Metadata | Gone) -> bool:
+        """An answer is taken only for this leg's own question (rule R8)."""
+        return answer.sequence in self.asked
+
+    @guard
+    def grant_still_runs(self, answer: Metadata) -> bool:
+        """Whether anything is left of the lease by the time that its grant has come."""
+        end = mover_end(self.core.timing, self.asked[answer.sequence], answer.lease_seconds)
+        return self.core.now < end
+
+    @guard
+    def ended_in_time(self, _ended: object) -> bool:
+        """Reads count only inside the lease (rule S1); for writes the owner waits long enough (rule R3)."""
+        return self.transfer.mode != BLOCKWISE or self.core.now < self.lease_until
+
+    # Effects: the question
+
+    @effect
+    def send_query(self, _payload: object) -> None:
+        """Ask, under a new number, and ask again if no answer comes."""
+        sequence = self.core.next_sequence()
+        self.asked[sequence] = self.core.now
+        if len(self.asked) > MAX_OUTSTANDING:
+            del self.asked[next(iter(self.asked))]
+        self._send(
+            Query(
+                sender=self.core.sender,
+                key=self.key,
+                sequence=sequence,
+                target_incarnation=self.peer.incarnation,
+                mode=self.transfer.mode,
+                layout_digest=self.core.peers.own_digest,
+                prompt_tokens=self.transfer.prompt_tokens,
+                cached_tokens=self.transfer.cached_tokens,
+            )
+        )
+        self.arm("query_retry", self.core.timing.query_retry_seconds)
+
+    @effect
+    def watch_silence(self, _payload: object) -> None:
+        """Give the owner the whole query time-out from now."""
+        self.arm("silence", self.core.timing.query_timeout_seconds)
+
+    @effect
+    def ask_again_later(self, _payload: object) -> None:
+        """The owner lives and will answer by itself: ask within half a lease, as it may have missed the
+        question.
+        """
+        timing = self.core.timing
+        self.arm("query_retry", min(timing.lease_seconds, timing.query_timeout_seconds) / 2)
+
+    # Effects: the lease and the copies
+
+    @effect
+    def take_lease(self, answer: Metadata) -> None:
+        """Note what was lent and until when."""
+        self.disarm("query_retry", "silence")
+        self.lent = True
+        self._extend(self.asked[answer.sequence], answer.lease_seconds)
+
+    @effect
+    def extend_lease(self, grant: Granted) -> None:
+        """Move the end on; a late grant never moves it back (rule R1)."""
+        self._extend(grant.asked_at, grant.lease_seconds)
+
+    @effect
+    def start_copies(self, answer: Metadata) -> None:
+        """Hand the leg to the data path."""
+        if self.plan is None or self.entry is None:
+            raise RuntimeError(f"{self.key} has a lease on {self.peer_name} but nothing to move")
+        self.core.emit(
+            StartCopies(
+                leg=self.leg_key,
+                mode=self.transfer.mode,
+                plan=self.plan,
+                peer=self.entry,
+                local_blocks=self.transfer.local_blocks,
+                remote_blocks=tuple(answer.block_ids),
+                prompt_tokens=self.transfer.prompt_tokens,
+                cached_tokens=self.transfer.cached_tokens,
+            )
+        )
+
+    @effect
+    def stop_copies(self, _payload: object) -> None:
+        """Issue no further copy; those in flight end by themselves."""
+        self.disarm("lease_end")
+        self.core.emit(StopCopies(self.leg_key))
+
+    # Effects: the last word
+
+    @effect
+    def say_done(self, _payload: object) -> None:
+        """All bytes of this leg are where they belong, or there were none."""
+        self.copied = True
+        self._say(
+            Done(
+                sender=self.core.sender,
+                key=self.key,
+                target_incarnation=self.peer.incarnation,
+                mode=self.transfer.mode,
+                layout_digest=self.core.peers.own_digest,
+                prompt_tokens=self.transfer.prompt_tokens,
+                cached_tokens=self.transfer.cached_tokens,
+            )
+        )
+
+    @effect
+    def say_stopped(self, _payload: object) -> None:
+        """No copy of this leg is in flight and none will come."""
+        self._say(
+            Stopped(
+                sender=self.core.sender,
+                key=self.key,
+                target_incarnation=self.peer.incarnation,
+                mode=self.transfer.mode,
+                reason=self.failure or "the transfer was cancelled",
+            )
+        )
+
+    @effect
+    def say_cancel(self, reason: str) -> None:
+        """The owner's blocks will not be asked for."""
+        self._say(
+            Cancel(
+                sender=self.core.sender,
+                key=self.key,
+                target_incarnation=self.peer.incarnation,
+                target=OWNER,
+                mode=self.transfer.mode,
+                reason=reason,
+            )
+        )
+
+    @effect
+    def say_again(self, _payload: object) -> None:
+        """Repeat the last word."""
+        if self.last_word is not None:
+            self._send(self.last_word)
+            self.arm("done_retry", self.core.timing.done_retry_seconds)
+
+    @effect
+    def stop_timers(self, _payload: object) -> None:
+        """Nothing more will happen."""
+        self.timers.clear()
+
+    # Effects: the transfer
+
+    @effect
+    def fail_leg(self, cause: object) -> None:
+        """Note why this leg cannot be whole."""
+        self.failure = self.failure or self._failure_text(cause)
+
+    @effect
+    def tell_transfer(self, _payload: object) -> None:
+        """The transfer looks at all its legs again."""
+        self.transfer.leg_changed()
+
+    # Helpers
+
+    def _failure_text(self, cause: object) -> str:
+        if isinstance(cause, Gone):
+            return f"{self.peer_name} refused: {cause.reason}"
+        if isinstance(cause, CopyEnded):
+            return f"copies with {self.peer_name}: {cause.reason or 'ended after the lease'}"
+        if self.state == "DRAINING":
+            return f"the lease of {self.peer_name} ended before the copies did"
+        timeout = self.core.timing.query_timeout_seconds
+        return f"{self.peer_name} at {self.peer.host}:{self.peer.port} did not answer for {timeout:g} s"
+
+    def _extend(self, asked_at: float, lease_seconds: float) -> None:
+        self.lease_until = max(self.lease_until, mover_end(self.core.timing, asked_at, lease_seconds))
+        self.core.arm(self, "lease_end", self.lease_until)
+
+    def _say(self, word: Done | Stopped | Cancel) -> None:
+        self.timers.clear()
+        self.last_word = word
+        self._send(word)
+        self.arm("done_retry", self.core.timing.done_retry_seconds)
+        self.arm("farewell_end", self.core.timing.farewell_seconds)
+
+    def _send(self, message: Query | Done | Stopped | Cancel) -> None:
+        self.core.emit(Send(self.peer.host, self.peer.port, message))
+
+
+MoverLeg.machine = BoundMachine("mover_leg", MoverLeg)

@@ -1,0 +1,238 @@
+"""A transfer on the rank whose blocks are lent: what the prefill side (block-wise) and the decode side
+(layer-wise) have in common. The machines are spec/machines/prefill_blockwise.toml and
+decode_layerwise.toml.
+"""
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+import msgspec
+
+from .binding import effect, guard
+from .effects import Reply, Report
+from .entity import Core, CoreEntity
+from .messages import Done, Gone, LayoutQuery, Query, Sender, TransferKey, Wait
+from .owner_leg import OwnerLeg
+from .plan import LayoutMismatch, RequestPlan
+
+MAX_LEASES = 4096
+"""Movers that one transfer remembers; more than any layout has ranks."""
+
+
+class Question(msgspec.Struct, frozen=True):
+    """A QUERY and the lease of the mover that sent it."""
+
+    query: Query
+    lease: OwnerLeg
+
+
+class OwnerTransfer(CoreEntity):
+    """The owner's object. Leases are kept per mover rank and incarnation (rule R8)."""
+
+    mode: ClassVar[str]
+    own_side: ClassVar[str]
+    __slots__ = (
+        "block_ids",
+        "cached_tokens",
+        "held_until",
+        "layout_digest",
+        "leases",
+        "parked",
+        "prompt_tokens",
+        "reason",
+        "request_id",
+    )
+
+    def __init__(self, core: Core, key: TransferKey) -> None:
+        super().__init__(core, key)
+        self.request_id = ""
+        self.block_ids: tuple[int, ...] = ()
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.layout_digest = ""
+        self.leases: dict[Sender, OwnerLeg] = {}
+        self.parked: dict[Sender, Query] = {}
+        self.held_until = 0.0
+        self.reason = ""
+
+    def lease_for(self, mover: Sender, route: bytes) -> OwnerLeg | None:
+        """Return the mover's lease, a new one if it has none; None if there are too many."""
+        lease = self.leases.get(mover)
+        if lease is None:
+            if len(self.leases) >= MAX_LEASES:
+                return None
+            lease = self.leases[mover] = OwnerLeg(self.core, self, mover)
+        lease.route = route
+        return lease
+
+    def lease_changed(self) -> None:
+        """A lease took a step: look at all of them, after the present event."""
+        self.core.post(self, "lease_changed")
+
+    def hear_mover(self, word: Query | Done) -> None:
+        """Take from the first mover's message what the plan of this transfer is made from."""
+        if not self.layout_digest:
+            self.layout_digest = word.layout_digest
+
+    @property
+    def live_leases(self) -> list[OwnerLeg]:
+        """The leases under which copies may still move."""
+        return [lease for lease in self.leases.values() if lease.live]
+
+    def expected(self) -> frozenset[int] | None:
+        """Return the ranks whose DONE this rank must hear; None while the other layout is unknown."""
+        if not self.core.peers.known(self.layout_digest):
+            return None
+        plan = self.core.peers.plan(self.layout_digest, self.own_side)
+        request = plan.request(self.key.transfer_id, self.prompt_tokens, self.cached_tokens)
+        return self._expected(request, self.core.sender.rank)
+
+    def expected_states(self) -> list[str] | None:
+        """Return the lease state of each expected mover rank ("" if it never came); None if unknown."""
+        try:
+            expected = self.expected()
+        except (LayoutMismatch, ValueError):
+            return None
+        if expected is None:
+            return None
+        states = {lease.mover.rank: lease.state for lease in self._of_this_peer()}
+        return [states.get(rank, "") for rank in sorted(expected)]
+
+    def _of_this_peer(self) -> Iterable[OwnerLeg]:
+        peers = self.core.peers
+        return (lease for lease in self.leases.values() if peers.holds(self.layout_digest, lease.mover))
+
+    def _expected(self, request: RequestPlan, own_rank: int) -> frozenset[int]:
+        raise NotImplementedError
+
+    # Guards
+
+    @guard
+    def layout_unknown(self, question: Question) -> bool:
+        """Whether the asker's engine has not been met yet."""
+        return not self.core.peers.known(question.query.layout_digest)
+
+    @guard
+    def asker_expected(self, question: Question) -> bool:
+        """Whether the plan has bytes for this mover here."""
+        return not self.layout_unknown(question) and not self._refusal(question)
+
+    @guard
+    def asker_refused(self, question: Question) -> bool:
+        """Whether the layouts do not fit, or the plan has nothing for this mover here."""
+        return not self.layout_unknown(question) and bool(self._refusal(question))
+
+    @guard
+    def any_lent(self, _payload: object) -> bool:
+        """Whether a copy may still reach the blocks."""
+        return bool(self.live_leases)
+
+    # Effects: questions
+
+    @effect
+    def park(self, question: Question) -> None:
+        """Keep the newest question of each mover until it can be answered."""
+        self.hear_mover(question.query)
+        self.parked[question.lease.mover] = question.query
+
+    @effect
+    def answer_parked(self, _payload: object) -> None:
+        """Judge the parked questions again."""
+        parked, self.parked = self.parked, {}
+        for mover, query in parked.items():
+            self.core.post(self, "query", Question(query, self.leases[mover]))
+
+    @effect
+    def answer_wait(self, question: Question) -> None:
+        """Not yet."""
+        query = question.query
+        answer = Wait(sender=self.core.sender, key=self.key, sequence=query.sequence)
+        self.core.emit(Reply(question.lease.route, answer))
+
+    @effect
+    def answer_gone(self, question: Question) -> None:
+        """Never, and why."""
+        reason = self._refusal(question) if self._judges() else ""
+        reason = reason or self.reason or f"this transfer is in state {self.state} here"
+        answer = Gone(sender=self.core.sender, key=self.key, sequence=question.query.sequence, reason=reason)
+        self.core.emit(Reply(question.lease.route, answer))
+
+    @effect
+    def ask_layout(self, question: Question) -> None:
+        """First contact: the asker's directory."""
+        query = question.query
+        message = LayoutQuery(sender=self.core.sender, digest=query.layout_digest)
+        self.core.emit(Reply(question.lease.route, message))
+
+    @effect
+    def lend(self, question: Question) -> None:
+        """Lend the blocks to the asker."""
+        self.hear_mover(question.query)
+        self.core.post(question.lease, "lend", question.query)
+
+    @effect
+    def renew_lease(self, lease: OwnerLeg) -> None:
+        """Extend one mover's lease."""
+        lease.fire("renew")
+
+    # Effects: the end
+
+    @effect
+    def hold(self, _payload: object) -> None:
+        """Give the other side the hold time to come."""
+        self.held_until = self.core.now + self.core.timing.hold_seconds
+        self.core.arm(self, "hold_end", self.held_until)
+
+    @effect
+    def start_deadline(self, _payload: object) -> None:
+        """Bound everything."""
+        self.arm("deadline", self.core.timing.transfer_deadline_seconds)
+
+    @effect
+    def look_again(self, _payload: object) -> None:
+        """Words that came early may end the transfer now."""
+        self.lease_changed()
+
+    @effect
+    def entomb(self, _payload: object) -> None:
+        """Remember the transfer for a while, without its blocks."""
+        self.timers.clear()
+        self.parked.clear()
+        self.block_ids = ()
+        self.arm("tomb_end", self.core.timing.tombstone_seconds)
+
+    @effect
+    def forget(self, _payload: object) -> None:
+        """Remember it no more."""
+        self.core.forget(self)
+
+    def report(self, outcome: str) -> None:
+        """Tell vLLM, once; this is the release of the blocks (rule S3)."""
+        self.timers.clear()
+        self.core.emit(Report(self.key, self.request_id, outcome, self.reason))
+
+    # Helpers
+
+    def _judges(self) -> bool:
+        return self.state in ("METADATA_QUERY", "PULLS_PENDING", "PUSHES_PENDING")
+
+    def _refusal(self, question: Question) -> str:
+        """Return why the asker gets nothing, or an empty text."""
+        query, peers = question.query, self.core.peers
+        if not peers.holds(query.layout_digest, query.sender):
+            return "the asker is not a rank of the directory that it names"
+        if (query.prompt_tokens, query.cached_tokens) != (self.prompt_tokens, self.cached_tokens):
+            return (
+                f"the asker speaks of {query.prompt_tokens} prompt tokens, {query.cached_tokens} cached, "
+                f"this rank of {self.prompt_tokens} and {self.cached_tokens}"
+            )
+        if query.layout_digest != self.layout_digest:
+            return "another engine has asked for this transfer before"
+        try:
+            plan = peers.plan(query.layout_digest, self.own_side)
+            request = plan.request(self.key.transfer_id, query.prompt_tokens, query.cached_tokens)
+        except (LayoutMismatch, ValueError) as error:
+            return str(error)
+        if query.sender.rank not in self._expected(request, self.core.sender.rank):
+            return f"the plan has no bytes for rank {query.sender.rank} at this rank"
+        return ""

@@ -1,0 +1,53 @@
+"""Block-wise, prefill rank: spec/machines/prefill_blockwise.toml."""
+
+from .binding import BoundMachine, effect, guard
+from .commands import OfferBlocks
+from .effects import SENT
+from .messages import Done, Query
+from .modes import BLOCKWISE
+from .owner_transfer import OwnerTransfer
+from .plan import RequestPlan
+
+OVER = ("DONE", "STOPPED", "EXPIRED")
+"""Lease states of a reader that will read no more."""
+
+
+class PrefillBlockwise(OwnerTransfer):
+    """Blocks that decode ranks read."""
+
+    mode = BLOCKWISE
+    own_side = "prefill"
+    __slots__ = ()
+
+    def take(self, command: OfferBlocks) -> None:
+        """Note what is offered, before the machine hears of it."""
+        self.request_id = command.request_id
+        self.block_ids = command.block_ids
+        self.prompt_tokens = command.prompt_tokens
+
+    def hear_mover(self, word: Query | Done) -> None:
+        """The first reader's engine says how much of the prompt it has cached."""
+        if not self.layout_digest:
+            self.cached_tokens = word.cached_tokens
+        super().hear_mover(word)
+
+    def _expected(self, request: RequestPlan, own_rank: int) -> frozenset[int]:
+        return request.readers(own_rank)
+
+    @guard
+    def all_over(self, _payload: object) -> bool:
+        """Whether nobody reads now and nobody who may read is still to come."""
+        if self.live_leases:
+            return False
+        states = self.expected_states()
+        if states is not None and all(state in OVER for state in states):
+            return True
+        return self.core.now >= self.held_until
+
+    @effect
+    def report_sent(self, _payload: object) -> None:
+        """vLLM may have the blocks back."""
+        self.report(SENT)
+
+
+PrefillBlockwise.machine = BoundMachine("prefill_blockwise", PrefillBlockwise)
