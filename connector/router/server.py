@@ -1,0 +1,143 @@
+"""The router as a FastAPI application, and the one process that serves it."""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.routing import Route
+
+from .advertise import METASERVER_PATH, metaserver_url
+from .body import Kind
+from .cancel import TransferCanceller
+from .endpoint import Gate, GenerationEndpoint, read_body
+from .engines import EnginePool
+from .errors import BadRequest, RouterError
+from .flows import Flows
+from .metrics import RouterMetrics
+from .settings import RouterSettings
+from .transfers import new_transfer_id
+from .upstream import EngineCall, EngineLink, make_http_client
+from .wire import MetaserverPost
+
+logger = logging.getLogger(__name__)
+
+
+class EngineHealth(msgspec.Struct):
+    url: str
+    in_flight: int
+    passed_over: bool
+
+
+class Health(msgspec.Struct):
+    status: str
+    transfers: int
+    prefill: list[EngineHealth]
+    decode: list[EngineHealth]
+
+
+def create_app(settings: RouterSettings, canceller: TransferCanceller) -> FastAPI:
+    """The whole router; it closes ``canceller`` when it shuts down."""
+    metrics = RouterMetrics()
+    client = make_http_client(settings)
+    link = EngineLink(client, settings, metrics)
+    flows = Flows(settings, link, canceller, metrics, metaserver_url(settings))
+    for pool in (flows.prefill, flows.decode):
+        metrics.watch(pool)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await flows.background.drain(settings.cancel_timeout_seconds)
+        canceller.close()
+        await client.aclose()
+
+    app = FastAPI(title="dfirst router", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    gate = Gate(settings.max_concurrent_requests)
+    for kind in Kind:
+        endpoint = GenerationEndpoint(kind, flows, settings, gate, metrics)
+        app.router.routes.append(Route(kind.path, endpoint, methods=["POST"]))
+    add_metaserver(app, flows, settings, metrics)
+    add_models(app, flows, link)
+    add_status(app, flows, metrics)
+    return app
+
+
+def add_metaserver(app: FastAPI, flows: Flows, settings: RouterSettings, metrics: RouterMetrics) -> None:
+    @app.post(METASERVER_PATH, response_model=None)
+    async def metaserver(request: Request) -> Response:
+        try:
+            raw = await read_body(request, settings)
+            post = read_post(raw)
+        except RouterError as error:
+            metrics.posts.labels(error.status).inc()
+            return answer(error)
+        status = flows.take_post(post, raw)
+        metrics.posts.labels(status).inc()
+        if status == 404:
+            what = f"transfer {post.transfer_id[:64]!r} attempt {post.attempt} is unknown here or has ended"
+            return answer(RouterError(404, "not_found_error", what))
+        return Response(status_code=status)
+
+
+def read_post(raw: bytes) -> MetaserverPost:
+    try:
+        post = msgspec.json.decode(raw, type=MetaserverPost)
+    except msgspec.DecodeError as error:
+        raise BadRequest(f"a post to the metaserver does not decode: {error}") from error
+    if post.do_remote_prefill or not post.do_remote_decode:
+        raise BadRequest("a post to the metaserver must set do_remote_decode and not do_remote_prefill")
+    return post
+
+
+def add_models(app: FastAPI, flows: Flows, link: EngineLink) -> None:
+    @app.get("/v1/models", response_model=None)
+    async def models(request: Request) -> Response:
+        headers = {"accept-encoding": "identity"}
+        if (authorization := request.headers.get("authorization")) and authorization.isascii():
+            headers["authorization"] = authorization
+        call = EngineCall(method="GET", path="/v1/models", headers=headers, transfer_id=new_transfer_id())
+        try:
+            async with link.open(flows.decode, call) as response:
+                return Response(await response.aread(), media_type="application/json")
+        except RouterError as error:
+            return answer(error)
+
+
+def add_status(app: FastAPI, flows: Flows, metrics: RouterMetrics) -> None:
+    @app.get("/health", response_model=None)
+    async def health() -> Response:
+        """The router lives; what it last saw of its engines is for people."""
+        report = Health("ok", len(flows.register), describe(flows.prefill), describe(flows.decode))
+        return Response(msgspec.json.encode(report), media_type="application/json")
+
+    @app.get("/metrics", response_model=None)
+    async def show_metrics() -> Response:
+        return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+def describe(pool: EnginePool) -> list[EngineHealth]:
+    return [EngineHealth(each.url, each.in_flight, not pool.is_usable(each)) for each in pool.engines]
+
+
+def answer(error: RouterError) -> Response:
+    return Response(error.content(), error.status, media_type=error.content_type)
+
+
+def run_router(settings: RouterSettings) -> None:
+    """Serve until told to stop; cancellations go over the engines' side channel."""
+    # Here and not above: applications with another canceller need no side channel.
+    from ..cancel import SideChannelCanceller
+
+    # One line for each request to an engine says nothing that the metrics don't.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    uvicorn.run(
+        create_app(settings, SideChannelCanceller()),
+        host=settings.host,
+        port=settings.port,
+        access_log=False,
+        timeout_graceful_shutdown=max(1, round(settings.shutdown_seconds)),
+    )

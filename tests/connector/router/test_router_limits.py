@@ -1,0 +1,125 @@
+"""What the router refuses, what it limits, and what it keeps to itself."""
+
+import socket
+import threading
+
+import httpx
+import pytest
+from dfirst.connector.router import RouterSettings
+from fake_engines import FakeDecodeEngine, FakePrefillEngine, wait_until
+from running_router import MakeRouter, Router, message_of, stream_events
+
+
+def test_limits(make_router: MakeRouter, p: FakePrefillEngine, d: FakeDecodeEngine) -> None:
+    router = make_router(
+        max_body_bytes=1000,
+        max_concurrent_requests=1,
+        max_transfers_per_request=3,
+        request_timeout_seconds=0.3,
+        body_timeout_seconds=0.1,
+    )
+    assert router.complete(prompt="x" * 2000).status_code == 413
+    chunks = (b"x" * 600 for _ in range(3))
+    assert router.client.post("/v1/completions", content=chunks).status_code == 413
+    assert router.complete(n=4).status_code == 400
+    p.hang = True
+    answers: list[httpx.Response] = []
+    slow = threading.Thread(
+        target=lambda: answers.append(httpx.post(f"{router.url}/v1/completions", json={}))
+    )
+    slow.start()
+    wait_until(lambda: p.bodies, "P is busy")
+    busy = router.complete()
+    assert busy.status_code == 429
+    assert "1 requests" in message_of(busy)
+    slow.join(5)
+    assert answers[0].status_code == 504
+    assert p.params[0]["transfer_id"] in message_of(answers[0])
+    wait_until(lambda: p.aborted == 1, "P's request is closed")
+    p.hang = False
+    d.hang_after = 1
+    events = stream_events(router)
+    assert events[-1]["error"]["code"] == 504
+    wait_until(lambda: router.canceller.calls, "P's ranks are told")
+    assert "longer than 0.3 seconds" in router.canceller.calls[0][3]
+
+
+def test_a_body_that_never_comes_is_408(make_router: MakeRouter) -> None:
+    router = make_router(body_timeout_seconds=0.05)
+    with socket.create_connection(("127.0.0.1", httpx.URL(router.url).port)) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
+        assert client.recv(1000).startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        ({"n": 0}, "n must"),
+        ({"n": True}, "n must"),
+        ({"stream": "yes"}, "stream"),
+        ({"n": 1, "best_of": 3}, "best_of"),
+        ({"prompt_embeds": ["x"]}, "prompt_embeds"),
+        ({"vllm_xargs": {"kv_transfer_params": "x"}}, "vllm_xargs"),
+        ({"n": 2, "seed": "x"}, "seed"),
+    ],
+)
+def test_what_cannot_be_right_is_refused(
+    router: Router, p: FakePrefillEngine, d: FakeDecodeEngine, body: dict, word: str
+) -> None:
+    answer = router.complete(**body)
+    assert answer.status_code == 400
+    assert word in message_of(answer)
+    assert p.bodies == d.bodies == []
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'"x"', b"[" * 100_000, b"\xff"])
+def test_a_body_that_is_no_json_object_is_refused(router: Router, content: bytes) -> None:
+    answer = router.client.post("/v1/completions", content=content)
+    assert answer.status_code == 400
+    assert "JSON" in message_of(answer)
+
+
+def test_an_unknown_mode_is_refused(router: Router, p: FakePrefillEngine) -> None:
+    answer = router.complete("sideways")
+    assert answer.status_code == 400
+    assert "use blockwise or layerwise" in message_of(answer)
+    assert p.bodies == []
+
+
+def test_prompts_are_in_no_log(
+    router: Router, p: FakePrefillEngine, d: FakeDecodeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "dfirst")
+    quoting = {"error": {"message": "bad: my secret", "type": "x", "param": None, "code": 500}}
+    for engine in (p, d):
+        engine.fail_with = (500, quoting)
+        router.complete(prompt="my secret")
+        engine.fail_with = (400, quoting)
+        router.complete(prompt="my secret")
+        engine.fail_with = None
+    p.grants = False
+    router.complete(prompt="my secret")
+    assert "given up" in caplog.text
+    assert "my secret" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"prefill": ()},
+        {"decode": ("10.0.0.1:8100",)},
+        {"decode": ("http://a:1", "http://a:1")},
+        {"mode": "sideways"},
+        {"max_body_bytes": 0},
+        {"connect_timeout_seconds": -1.0},
+    ],
+)
+def test_settings_that_cannot_work_are_refused(wrong: dict) -> None:
+    with pytest.raises(ValueError, match=r".+: (give|use|write|name)"):
+        RouterSettings(**{"prefill": ("http://a:1",), "decode": ("http://b:1",), **wrong})
+
+
+def test_the_router_closes_its_canceller_when_it_stops(make_router: MakeRouter) -> None:
+    router = make_router()
+    router.stop()
+    assert router.canceller.closed == 1
