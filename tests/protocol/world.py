@@ -1,7 +1,7 @@
 """Two engines of real cores in one process, with a network and copies that a test holds in its hand.
 
-Nothing here decides anything of the protocol: messages wait in ``network`` until ``deliver`` is called, copies in
-``copies`` until ``finish_copies`` or ``fail_copies``. Time passes only by ``advance``, which also fires the timers.
+Nothing here decides anything of the protocol: messages wait in ``network`` until ``deliver`` is called,
+copies in ``copies`` until ``finish_copies``. Time passes only by ``advance``, which also fires the timers.
 """
 
 from collections.abc import Callable
