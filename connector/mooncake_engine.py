@@ -1,0 +1,254 @@
+"""The Mooncake Transfer Engine behind one small class: its settings, its limits and its ways to fail.
+
+What was measured with mooncake-transfer-engine-non-cuda 0.3.13.post1 (TCP, two processes) and decides the
+shape of this file:
+
+* A batch fails as soon as one of its descriptors has failed, and at the engine's own time-out. It is
+  cancelled in neither case. With the peer stopped (SIGSTOP) in the middle of 900 reads the call came back
+  after 5.1 s with -1; when the peer went on, the 42 MiB that were missing arrived in memory that had been
+  reported as failed. Writes do the same. No waiting time makes that safe.
+* The asynchronous calls cannot tell more: ``get_batch_transfer_status`` blocks as the synchronous call does,
+  answers at the first failed descriptor and may free the batch, so that it must not be asked twice.
+* Dropping the engine object closes its sockets and joins its thread. After that no byte of a read moved.
+  Bytes of a write that have left this host's engine can still be taken in by a peer that wakes up.
+* A peer that was killed is noticed in 5 to 20 ms (-1), and nothing moved afterwards. A port that nobody
+  listens on fails in under 1 ms, before anything was submitted.
+* The first contact with a peer waits for 60 s if the peer is stopped, under a lock of the engine object, so
+  that it holds up the copies to all others. Nothing is submitted before it is over.
+* An engine object costs 1 to 3 ms to make and four threads. Destroying it keeps the interpreter lock for up
+  to a second, nearly all of it until its listener comes out of ``accept``.
+* More than about 1,000 descriptors queued for one peer are refused.
+* A call that waits keeps one core busy for as long as it waits.
+* With the P2P handshake both its ports are bound to all addresses, whatever ``MC_TCP_BIND_ADDRESS`` says.
+
+Hence, over TCP, copies are issued by engine objects of their own ("movers"), one for each peer and unknown to
+anybody else. When a batch fails its mover is thrown away, which ends its reads for certain and at once; a
+failed write then waits for the quarantine. Over other transports there is one engine object for everything,
+since registering memory again for each peer costs too much there, and every failed batch waits for the
+quarantine.
+"""
+
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .listeners import keep_to_address
+
+logger = logging.getLogger(__name__)
+
+MAX_DESCRIPTORS = 512
+"""Most descriptors in one batch: half of what the engine queues for a peer."""
+_LEAST_TIMEOUT_SECONDS = 5
+"""The engine rounds shorter time-outs up to this."""
+_INFINIBAND_DEVICES = Path("/sys/class/infiniband")
+
+
+def default_protocol() -> str:
+    """Return ``rdma`` on a host that has an RDMA device, else ``tcp``."""
+    return "rdma" if _rdma_devices() else "tcp"
+
+
+def _rdma_devices() -> list[Path]:
+    return sorted(_INFINIBAND_DEVICES.iterdir()) if _INFINIBAND_DEVICES.is_dir() else []
+
+
+def _engine_class() -> Any:
+    try:
+        from mooncake.engine import TransferEngine
+    except ImportError as error:
+        raise RuntimeError(
+            f"the Mooncake Transfer Engine cannot be loaded ({error}): install the Debian packages "
+            "libibverbs1 and librdmacm1, and dfirst with one of its extras cpu, cuda or ascend"
+        ) from error
+    return TransferEngine
+
+
+class MooncakeEngine:
+    """Registers memory, serves it to peers, and copies from and to theirs.
+
+    ``read`` and ``write`` block, may be called from many threads (one at a time for each peer), and return
+    only when no byte of the batch can move any more.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        protocol: str,
+        copy_timeout_seconds: float,
+        quarantine_seconds: float | None = None,
+    ) -> None:
+        """Start to serve at ``host``.
+
+        ``copy_timeout_seconds`` is for how long the engine tries a batch (at least 5, its own lower limit; a
+        ``MC_TRANSFER_TIMEOUT`` in the environment wins). ``quarantine_seconds`` is how long a batch counts as
+        in flight after it failed in a way that leaves its end unknown; without it, the time-out once more.
+        """
+        _check_protocol(protocol)
+        _set_environment(host, protocol, copy_timeout_seconds)
+        self.copy_timeout_seconds = float(max(_LEAST_TIMEOUT_SECONDS, int(os.environ["MC_TRANSFER_TIMEOUT"])))
+        self.quarantine_seconds = (
+            self.copy_timeout_seconds if quarantine_seconds is None else quarantine_seconds
+        )
+        self._host = host
+        self._protocol = protocol
+        self._lock = threading.Lock()
+        self._movers: dict[str, Any] = {}
+        self._spare_movers: list[Any] = []
+        self._registered: list[int] = []
+        self._server = self._new_engine()
+        self.data_address = f"{host}:{self._server.get_rpc_port()}"
+
+    def register(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Let peers copy from and to these (address, length) ranges."""
+        addresses = [address for address, _ in ranges]
+        lengths = [length for _, length in ranges]
+        if self._server.batch_register_memory(addresses, lengths) != 0:
+            raise RuntimeError(
+                f"Mooncake refused to register {len(ranges)} ranges of {sum(lengths)} bytes for "
+                f"{self._protocol}: check the limit on locked memory (ulimit -l)"
+            )
+        self._registered.extend(addresses)
+
+    def connect(self, peer: str) -> bool:
+        """Make the first contact with a peer, up to a minute long; False if it does not answer.
+
+        Ask for leave to copy after it: ``read`` and ``write`` then submit at once.
+        """
+        if self._mover(peer) is not None:
+            return True
+        mover = self._take_spare()
+        # An empty batch does nothing but open the peer's segment.
+        answered: bool = mover.batch_transfer_sync_read(peer, [], [], []) == 0
+        with self._lock:
+            if answered:
+                self._movers[peer] = mover
+            elif mover is not self._server:
+                self._spare_movers.append(mover)
+        if not answered:
+            logger.warning("%s: no answer, nothing was submitted", peer)
+        return answered
+
+    def read(
+        self,
+        peer: str,
+        local_addresses: Sequence[int],
+        remote_addresses: Sequence[int],
+        lengths: Sequence[int],
+    ) -> bool:
+        """Copy from the peer at data address ``peer``; on False any part of it may have been copied."""
+        return self._copy("read", peer, local_addresses, remote_addresses, lengths)
+
+    def write(
+        self,
+        peer: str,
+        local_addresses: Sequence[int],
+        remote_addresses: Sequence[int],
+        lengths: Sequence[int],
+    ) -> bool:
+        """Copy to the peer at data address ``peer``; on False any part of it may have been copied."""
+        return self._copy("write", peer, local_addresses, remote_addresses, lengths)
+
+    def forget(self, peer: str) -> None:
+        """Nothing is going on with this peer: what was kept for it may serve another one."""
+        with self._lock:
+            mover = self._movers.pop(peer, None)
+            if mover is not None and mover is not self._server:
+                self._spare_movers.append(mover)
+
+    def close(self) -> None:
+        """Serve no more. No copy may be going on."""
+        with self._lock:
+            self._movers.clear()
+            self._spare_movers.clear()
+        if self._registered and self._server.batch_unregister_memory(self._registered) != 0:
+            logger.warning("Mooncake did not unregister %d ranges", len(self._registered))
+        self._registered.clear()
+        self._server = None
+
+    def _copy(
+        self,
+        direction: str,
+        peer: str,
+        local_addresses: Sequence[int],
+        remote_addresses: Sequence[int],
+        lengths: Sequence[int],
+    ) -> bool:
+        if len(lengths) > MAX_DESCRIPTORS:
+            raise ValueError(f"{len(lengths)} descriptors in a batch; the limit is {MAX_DESCRIPTORS}")
+        if not self.connect(peer):
+            return False
+        mover = self._mover(peer)
+        run = mover.batch_transfer_sync_read if direction == "read" else mover.batch_transfer_sync_write
+        started = time.monotonic()
+        if run(peer, list(local_addresses), list(remote_addresses), list(lengths)) == 0:
+            return True
+        logger.warning(
+            "%s: a %s of %d descriptors failed after %.2f s",
+            peer,
+            direction,
+            len(lengths),
+            time.monotonic() - started,
+        )
+        del mover, run
+        self._end_failed_batch(direction, peer)
+        return False
+
+    def _mover(self, peer: str) -> Any:
+        """Return the engine object that copies for this peer; None before the first contact."""
+        with self._lock:
+            return self._movers.get(peer)
+
+    def _take_spare(self) -> Any:
+        if self._protocol != "tcp":
+            return self._server
+        with self._lock:
+            if self._spare_movers:
+                return self._spare_movers.pop()
+        return self._new_engine()
+
+    def _end_failed_batch(self, direction: str, peer: str) -> None:
+        if self._protocol == "tcp":
+            with self._lock:
+                mover = self._movers.pop(peer)
+            # The last reference: its destructor returns when none of its descriptors can move any more.
+            del mover
+            if direction == "read":
+                return
+        time.sleep(self.quarantine_seconds)
+
+    def _new_engine(self) -> Any:
+        engine = _engine_class()()
+        with keep_to_address(self._host):
+            if engine.initialize(self._host, "P2PHANDSHAKE", self._protocol, "") != 0:
+                raise RuntimeError(
+                    f"Mooncake cannot start on {self._host} with {self._protocol}: check that the address is "
+                    "one of this host and that a port from MC_MIN_RPC_PORT to MC_MAX_RPC_PORT is free"
+                )
+        return engine
+
+
+def _check_protocol(protocol: str) -> None:
+    if protocol == "rdma" and not _rdma_devices():
+        raise ValueError(f"protocol rdma needs a device in {_INFINIBAND_DEVICES} and there is none: use tcp")
+    if os.environ.get("MC_TCP_PROTO") == "1":
+        # In that version a write counts as done when it has left this host, and may land after its lease.
+        raise ValueError("MC_TCP_PROTO=1 turns acknowledgements off, and leases rest on them: unset it")
+
+
+def _set_environment(host: str, protocol: str, copy_timeout_seconds: float) -> None:
+    """Set what the engine reads from the environment when an engine object is made; the user's values win."""
+    defaults = {
+        "MC_TRANSFER_TIMEOUT": str(math.ceil(copy_timeout_seconds)),
+        "MC_LOG_LEVEL": "ERROR",
+        "MC_TCP_BIND_ADDRESS": host,
+    }
+    if protocol == "tcp":
+        # The protocol given to the engine chooses an allocator only: with a device there it would use RDMA.
+        defaults["MC_FORCE_TCP"] = "1"
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
