@@ -141,13 +141,17 @@ class Flows:
         transfer = self.register.find(post.transfer_id, post.attempt)
         if transfer is None or transfer.mode is not Mode.LAYERWISE:
             return 404
-        if transfer.posted_attempt != post.attempt:
-            transfer.posted_attempt = post.attempt
-            transfer.decode_ranks = tuple(post.remote_ranks)
-            transfer.prefill_task = self.background.spawn(
-                self._prefill_beside(transfer, post, msgspec.Raw(raw)),
-                f"prefill of transfer {post.transfer_id}",
-            )
+        if transfer.posted_attempt == post.attempt:
+            return 202
+        if transfer.answered:
+            # Who has seen the answer knows the id: taking a post now would let a client name the
+            # addresses that a prefill engine writes to.
+            return 404
+        transfer.posted_attempt = post.attempt
+        transfer.decode_ranks = tuple(post.remote_ranks)
+        transfer.prefill_task = self.background.spawn(
+            self._prefill_beside(transfer, post, msgspec.Raw(raw)), f"prefill of transfer {post.transfer_id}"
+        )
         return 202
 
     async def _prefill_beside(self, transfer: Transfer, post: MetaserverPost, params: msgspec.Raw) -> None:

@@ -57,12 +57,15 @@ class Relay:
     async def _pass_on(self, transfer: Transfer, response: httpx.Response, reply: Reply) -> None:
         if not is_stream(response):
             content = await response.aread()
+            self._reveal(reply)
             content_type = response.headers.get("content-type", "application/json")
             await reply.whole(response.status_code, content, content_type)
             return
-        await reply.begin_stream()
         done = False
         async for block in event_blocks(response):
+            if not reply.started:
+                self._reveal(reply)
+                await reply.begin_stream()
             if holds_error(block):
                 reply.outcome = "error"
                 transfer.failure = "the decode engine reported an error in its stream"
@@ -72,6 +75,12 @@ class Relay:
             raise cut_short(transfer)
         await reply.end_stream()
 
+    def _reveal(self, reply: Reply) -> None:
+        """Name the transfers to the client; not in a merged stream, which begins before all have answers."""
+        for transfer in self._transfers:
+            transfer.answered = True
+        reply.transfers = [transfer.transfer_id for transfer in self._transfers]
+
     async def _write_merged_answer(self, reply: Reply, why_stopped: Callable[[], str]) -> None:
         answers: dict[int, dict[str, Any]] = {}
 
@@ -80,6 +89,7 @@ class Relay:
             answers[part.number] = part.message
 
         await self._gather(keep, why_stopped)
+        self._reveal(reply)
         ordered = [answers[number] for number in range(len(self._transfers))]
         try:
             merged = merge_answers(self._work.pieces, ordered, self._merged_id)

@@ -14,6 +14,8 @@ class Reply:
         self.started = False
         self.finished = False
         self.outcome = "ok"
+        self.transfers: list[str] = []
+        """Named in the answer's head, from the moment that nobody can post for them any more."""
 
     async def whole(self, status: int, content: bytes, content_type: str) -> None:
         await self._start(status, content_type, len(content))
@@ -47,6 +49,8 @@ class Reply:
             (b"content-type", content_type.encode("latin-1")),
             (b"x-request-id", self._request_id.encode("latin-1")),
         ]
+        if self.transfers:
+            headers.append((b"x-dfirst-transfer", ", ".join(self.transfers).encode()))
         if length is not None:
             headers.append((b"content-length", str(length).encode()))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

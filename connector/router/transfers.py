@@ -29,6 +29,8 @@ class Transfer(msgspec.Struct, kw_only=True, eq=False):
     """Layer-wise: the prefill that runs beside the decode engine's request."""
     failure: str | None = None
     """Set where a failure shows only inside an answer that goes on to the client."""
+    answered: bool = False
+    """The decode engine has begun its answer: the client may know the id now, so no post is taken."""
     ended: bool = False
 
 

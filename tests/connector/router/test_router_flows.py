@@ -152,6 +152,26 @@ def test_the_metaserver_knows_a_transfer_from_its_start_to_its_end(
     assert httpx.post(url, content=b"no json").status_code == 400
 
 
+def test_who_has_seen_an_answer_cannot_post_for_it(
+    router: Router, p: FakePrefillEngine, d: FakeDecodeEngine
+) -> None:
+    """A client knows the transfer by then: its post would tell a prefill engine where to write."""
+    d.last_post = None
+    router.complete("layerwise")
+    assert d.last_post is not None
+    url, post = d.last_post
+    d.posts = False
+    d.hang_after = 1
+    body = {"prompt": "a", "stream": True}
+    with router.client.stream(
+        "POST", "/v1/completions", json=body, headers={"X-DFirst-Mode": "layerwise"}
+    ) as response:
+        transfer_id = response.headers["x-dfirst-transfer"]
+        assert transfer_id == d.params[-1]["transfer_id"]
+        assert httpx.post(url, json={**post, "transfer_id": transfer_id}).status_code == 404
+    assert len(p.bodies) == 1
+
+
 def test_the_router_s_own_mode_serves_requests_without_the_header(
     make_router: MakeRouter, p: FakePrefillEngine, d: FakeDecodeEngine
 ) -> None:

@@ -10,7 +10,7 @@ from fake_engines import FakeDecodeEngine, FakePrefillEngine, wait_until
 from running_router import MakeRouter, Router, message_of, stream_events
 
 
-def test_limits(make_router: MakeRouter, p: FakePrefillEngine, d: FakeDecodeEngine) -> None:
+def test_limits(make_router: MakeRouter, p: FakePrefillEngine) -> None:
     router = make_router(
         max_body_bytes=1000,
         max_concurrent_requests=1,
@@ -36,7 +36,12 @@ def test_limits(make_router: MakeRouter, p: FakePrefillEngine, d: FakeDecodeEngi
     assert answers[0].status_code == 504
     assert p.params[0]["transfer_id"] in message_of(answers[0])
     wait_until(lambda: p.aborted == 1, "P's request is closed")
-    p.hang = False
+
+
+def test_a_stream_that_takes_too_long_ends_with_an_error_event(
+    make_router: MakeRouter, d: FakeDecodeEngine
+) -> None:
+    router = make_router(request_timeout_seconds=0.3)
     d.hang_after = 1
     events = stream_events(router)
     assert events[-1]["error"]["code"] == 504
