@@ -136,9 +136,11 @@ def split(kind: Kind, body: dict[str, Any], max_pieces: int) -> tuple[Piece, ...
 
 def separate_prompts(prompt: Any) -> list[Any] | None:
     """The prompts of a list of strings or of token lists; None where ``prompt`` is a single one."""
-    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        return prompt
-    return None
+    if not isinstance(prompt, list) or not prompt or isinstance(prompt[0], int):
+        return None
+    if len({type(each) for each in prompt}) > 1:
+        raise BadRequest("prompt must hold strings only, or token lists only", param="prompt")
+    return prompt
 
 
 def is_count(value: Any) -> bool:

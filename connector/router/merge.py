@@ -11,7 +11,7 @@ import msgspec
 from .body import Piece
 
 
-class Usage(msgspec.Struct, omit_defaults=False):
+class Usage(msgspec.Struct):
     prompt_tokens: int = 0
     total_tokens: int = 0
     completion_tokens: int | None = 0
@@ -102,6 +102,9 @@ class ChunkMerger:
     def closing_chunk(self) -> dict[str, Any] | None:
         if not self.usage.seen:
             return None
-        frame = {**self._usage_frame, "choices": [], "usage": msgspec.to_builtins(self.usage.total)}
+        counts = msgspec.to_builtins(self.usage.total)
+        # Engines leave out of this chunk what has no value, unlike in a whole answer.
+        counts = {name: count for name, count in counts.items() if count is not None}
+        frame = {**self._usage_frame, "choices": [], "usage": counts}
         frame.pop("metrics", None)
         return frame

@@ -4,10 +4,12 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import anyio
 import msgspec
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
 from .advertise import METASERVER_PATH, metaserver_url
@@ -15,7 +17,7 @@ from .body import Kind
 from .cancel import TransferCanceller
 from .endpoint import Gate, GenerationEndpoint, read_body
 from .engines import EnginePool
-from .errors import BadRequest, RouterError
+from .errors import BadRequest, EngineError, RouterError
 from .flows import Flows
 from .metrics import RouterMetrics
 from .settings import RouterSettings
@@ -61,7 +63,7 @@ def create_app(settings: RouterSettings, canceller: TransferCanceller) -> FastAP
         endpoint = GenerationEndpoint(kind, flows, settings, gate, metrics)
         app.router.routes.append(Route(kind.path, endpoint, methods=["POST"]))
     add_metaserver(app, flows, settings, metrics)
-    add_models(app, flows, link)
+    add_models(app, flows, link, settings.models_timeout_seconds)
     add_status(app, flows, metrics)
     return app
 
@@ -75,6 +77,9 @@ def add_metaserver(app: FastAPI, flows: Flows, settings: RouterSettings, metrics
         except RouterError as error:
             metrics.posts.labels(error.status).inc()
             return answer(error)
+        except ClientDisconnect:
+            logger.warning("a decode engine left before its post to the metaserver was complete")
+            return Response(status_code=400)
         status = flows.take_post(post, raw)
         metrics.posts.labels(status).inc()
         if status == 404:
@@ -93,7 +98,7 @@ def read_post(raw: bytes) -> MetaserverPost:
     return post
 
 
-def add_models(app: FastAPI, flows: Flows, link: EngineLink) -> None:
+def add_models(app: FastAPI, flows: Flows, link: EngineLink, timeout_seconds: float) -> None:
     @app.get("/v1/models", response_model=None)
     async def models(request: Request) -> Response:
         headers = {"accept-encoding": "identity"}
@@ -101,10 +106,14 @@ def add_models(app: FastAPI, flows: Flows, link: EngineLink) -> None:
             headers["authorization"] = authorization
         call = EngineCall(method="GET", path="/v1/models", headers=headers, transfer_id=new_transfer_id())
         try:
-            async with link.open(flows.decode, call) as response:
-                return Response(await response.aread(), media_type="application/json")
+            with anyio.fail_after(timeout_seconds):
+                async with link.open(flows.decode, call) as response:
+                    return Response(await response.aread(), media_type="application/json")
         except RouterError as error:
             return answer(error)
+        except TimeoutError:
+            what = f"the decode engine did not name its models within {timeout_seconds:g} seconds"
+            return answer(EngineError(504, what, call.transfer_id))
 
 
 def add_status(app: FastAPI, flows: Flows, metrics: RouterMetrics) -> None:

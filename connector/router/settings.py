@@ -38,6 +38,8 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     """From sending a prompt to a prefill engine to the end of its answer."""
     request_timeout_seconds: float = 3600.0
     """From the request's first byte to the answer's last."""
+    models_timeout_seconds: float = 10.0
+    """For a decode engine to name its models."""
     cancel_timeout_seconds: float = 5.0
     """For telling one engine's ranks that a transfer is over."""
     prefill_grace_seconds: float = 5.0

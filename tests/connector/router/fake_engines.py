@@ -95,6 +95,8 @@ class FakeEngine:
         return [body.get("kv_transfer_params") for body in self.bodies]
 
     async def _models(self) -> dict:
+        while self.hang:
+            await asyncio.sleep(0.01)
         return {"object": "list", "data": [{"id": "tiny", "object": "model"}]}
 
     async def _take(self, request: Request) -> Response:

@@ -49,6 +49,14 @@ def test_a_stream_that_takes_too_long_ends_with_an_error_event(
     assert "longer than 0.3 seconds" in router.canceller.calls[0][3]
 
 
+def test_models_that_do_not_come_are_504(make_router: MakeRouter, d: FakeDecodeEngine) -> None:
+    router = make_router(models_timeout_seconds=0.1)
+    d.hang = True
+    answer = router.client.get("/v1/models")
+    assert answer.status_code == 504
+    assert "0.1 seconds" in message_of(answer)
+
+
 def test_a_body_that_never_comes_is_408(make_router: MakeRouter) -> None:
     router = make_router(body_timeout_seconds=0.05)
     with socket.create_connection(("127.0.0.1", httpx.URL(router.url).port)) as client:
@@ -66,6 +74,7 @@ def test_a_body_that_never_comes_is_408(make_router: MakeRouter) -> None:
         ({"prompt_embeds": ["x"]}, "prompt_embeds"),
         ({"vllm_xargs": {"kv_transfer_params": "x"}}, "vllm_xargs"),
         ({"n": 2, "seed": "x"}, "seed"),
+        ({"prompt": ["a", [1]]}, "prompt must"),
     ],
 )
 def test_what_cannot_be_right_is_refused(
