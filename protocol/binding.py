@@ -80,9 +80,12 @@ class BoundMachine:
             )
 
     def fire(self, entity: Entity, event: str, payload: object = None) -> bool:
-        """Give ``entity`` an event; return whether a row took it. One without a row changes nothing."""
+        """Give ``entity`` an event; return whether a row took it. One without a row, or one that this
+        machine never hears, changes nothing (rule F3).
+        """
         source = entity.state
-        taken: bool = self._machine.events[event].trigger(entity, payload=payload)
+        trigger = self._machine.events.get(event)
+        taken: bool = trigger is not None and trigger.trigger(entity, payload=payload)
         if not taken:
             entity.observer.unheard(entity, event, (source, event) in self._ignored)
         return taken

@@ -5,6 +5,7 @@ from .commands import AbortTransfer, AcceptPush
 from .effects import FAILED, RECEIVED
 from .messages import Cancel
 from .modes import LAYERWISE
+from .owner_leg import OwnerLeg
 from .owner_transfer import OwnerTransfer
 from .plan import RequestPlan
 
@@ -19,8 +20,9 @@ class DecodeLayerwise(OwnerTransfer):
     own_side = "decode"
     __slots__ = ()
 
-    def take(self, command: AcceptPush) -> None:
-        """Note what is announced, before the machine hears of it."""
+    @effect
+    def note_blocks(self, command: AcceptPush) -> None:
+        """Take what is announced."""
         self.request_id = command.request_id
         self.block_ids = command.block_ids
         self.prompt_tokens = command.prompt_tokens
@@ -37,8 +39,10 @@ class DecodeLayerwise(OwnerTransfer):
 
     @guard
     def writer_lost(self, _payload: object) -> bool:
-        """Whether a writer stopped or went silent."""
-        return any(lease.state in LOST for lease in self.leases.values())
+        """Whether a writer stopped or went silent. Once an engine writes here, the word of a rank of another
+        one, or of an earlier incarnation, ends nothing (rules S5 and R7).
+        """
+        return bool(self._lost())
 
     @guard
     def writer_missing(self, _payload: object) -> bool:
@@ -64,9 +68,14 @@ class DecodeLayerwise(OwnerTransfer):
         self._note(cause)
         self.report(FAILED)
 
+    def _lost(self) -> list[OwnerLeg]:
+        bound = self.core.peers.known(self.layout_digest)
+        leases = self._of_this_peer() if bound else self.leases.values()
+        return [lease for lease in leases if lease.state in LOST]
+
     def _note(self, cause: Cancel | AbortTransfer | None) -> None:
         if not self.reason:
-            lost = [lease.peer_name for lease in self.leases.values() if lease.state in LOST]
+            lost = [lease.peer_name for lease in self._lost()]
             why = f"{', '.join(lost)} did not finish" if lost else "no prefill rank came in time"
             self.reason = cause.reason if isinstance(cause, Cancel | AbortTransfer) else why
 

@@ -31,3 +31,10 @@ def owner_end(timing: Timing, answered_at: float, writes: bool) -> float:
     if writes:
         end += timing.copy_timeout_seconds + timing.stall_allowance_seconds
     return end
+
+
+def farewell_seconds(timing: Timing, writes: bool) -> float:
+    """Return how long a mover repeats its last word: until the lease that it ends has ended by itself
+    (rule R9), and no shorter than configured.
+    """
+    return max(timing.farewell_seconds, owner_end(timing, 0.0, writes))

@@ -8,9 +8,9 @@ from .binding import BoundMachine, effect, guard
 from .commands import CopyEnded, LegKey
 from .effects import Send, StartCopies, StopCopies
 from .entity import Core, CoreEntity
-from .lease import mover_end
+from .lease import farewell_seconds, mover_end
 from .messages import Cancel, Done, Gone, Metadata, Query, Stopped, TransferKey
-from .modes import BLOCKWISE, OWNER
+from .modes import BLOCKWISE, LAYERWISE, OWNER
 from .plan import Leg
 from .shards import RankEntry
 
@@ -276,7 +276,7 @@ class MoverLeg(CoreEntity):
         self.last_word = word
         self._send(word)
         self.arm("done_retry", self.core.timing.done_retry_seconds)
-        self.arm("farewell_end", self.core.timing.farewell_seconds)
+        self.arm("farewell_end", farewell_seconds(self.core.timing, self.transfer.mode == LAYERWISE))
 
     def _send(self, message: Query | Done | Stopped | Cancel) -> None:
         self.core.emit(Send(self.peer.host, self.peer.port, message))

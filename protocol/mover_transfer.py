@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from .binding import effect, guard
-from .commands import AbortTransfer, LegKey, RemoteEngine, RemoteRank
+from .commands import AbortTransfer, LegKey, RemoteEngine, RemoteRank, StartPull, StartPush
 from .effects import Report, Send
 from .entity import Core, CoreEntity
 from .messages import Cancel, LayoutQuery, TransferKey
@@ -145,6 +145,13 @@ class MoverTransfer(CoreEntity):
         self.timers.clear()
         self.local_blocks = ()
         self.arm("tomb_end", self.core.timing.tombstone_seconds)
+
+    @effect
+    def note_again(self, command: StartPull | StartPush) -> None:
+        """A second coming after the end: its request is another, and what it wants is gone."""
+        self.disarm("tomb_end")
+        self.request_id = command.request_id
+        self.reason = f"transfer {self.key.transfer_id} has ended here before"
 
     @effect
     def forget(self, _payload: object) -> None:

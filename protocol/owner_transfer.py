@@ -11,7 +11,7 @@ import msgspec
 from .binding import effect, guard
 from .effects import Reply, Report
 from .entity import Core, CoreEntity
-from .messages import Done, Gone, LayoutQuery, Query, Sender, TransferKey, Wait
+from .messages import Cancel, Done, Gone, LayoutQuery, Query, Sender, TransferKey, Wait
 from .owner_leg import OwnerLeg
 from .plan import LayoutMismatch, RequestPlan
 
@@ -69,10 +69,17 @@ class OwnerTransfer(CoreEntity):
         """A lease took a step: look at all of them, after the present event."""
         self.core.post(self, "lease_changed")
 
-    def hear_mover(self, word: Query | Done) -> None:
-        """Take from the first mover's message what the plan of this transfer is made from."""
+    def bind(self, word: Query | Done) -> None:
+        """Take from the first mover that is lent to, or done, what the plan of this transfer is made from."""
         if not self.layout_digest:
             self.layout_digest = word.layout_digest
+
+    def awaits_layout(self, digest: str | None) -> bool:
+        """Whether this layout (None: this engine's own) may settle a question or a word that came early."""
+        if digest is None:
+            return bool(self.parked or self.leases)
+        asked = any(query.layout_digest == digest for query in self.parked.values())
+        return asked or (bool(self.leases) and self.layout_digest == digest)
 
     @property
     def live_leases(self) -> list[OwnerLeg]:
@@ -132,7 +139,6 @@ class OwnerTransfer(CoreEntity):
     @effect
     def park(self, question: Question) -> None:
         """Keep the newest question of each mover until it can be answered."""
-        self.hear_mover(question.query)
         self.parked[question.lease.mover] = question.query
 
     @effect
@@ -166,9 +172,12 @@ class OwnerTransfer(CoreEntity):
 
     @effect
     def lend(self, question: Question) -> None:
-        """Lend the blocks to the asker."""
-        self.hear_mover(question.query)
-        self.core.post(question.lease, "lend", question.query)
+        """Lend the blocks to the asker, at once: nothing may release them in between. A mover whose last
+        word overtook its question gets nothing, but whom to expect is known from here on.
+        """
+        self.bind(question.query)
+        if not question.lease.fire("lend", question.query):
+            self.lease_changed()
 
     @effect
     def renew_lease(self, lease: OwnerLeg) -> None:
@@ -194,8 +203,10 @@ class OwnerTransfer(CoreEntity):
         self.lease_changed()
 
     @effect
-    def entomb(self, _payload: object) -> None:
+    def entomb(self, cause: object) -> None:
         """Remember the transfer for a while, without its blocks."""
+        if isinstance(cause, Cancel):
+            self.reason = self.reason or cause.reason
         self.timers.clear()
         self.parked.clear()
         self.block_ids = ()
@@ -213,6 +224,9 @@ class OwnerTransfer(CoreEntity):
 
     # Helpers
 
+    def _agreed_cached_tokens(self, _query: Query) -> int:
+        return self.cached_tokens
+
     def _judges(self) -> bool:
         return self.state in ("METADATA_QUERY", "PULLS_PENDING", "PUSHES_PENDING")
 
@@ -221,13 +235,14 @@ class OwnerTransfer(CoreEntity):
         query, peers = question.query, self.core.peers
         if not peers.holds(query.layout_digest, query.sender):
             return "the asker is not a rank of the directory that it names"
-        if (query.prompt_tokens, query.cached_tokens) != (self.prompt_tokens, self.cached_tokens):
+        if self.layout_digest not in ("", query.layout_digest):
+            return "another engine has asked for this transfer before"
+        cached_tokens = self._agreed_cached_tokens(query)
+        if (query.prompt_tokens, query.cached_tokens) != (self.prompt_tokens, cached_tokens):
             return (
                 f"the asker speaks of {query.prompt_tokens} prompt tokens, {query.cached_tokens} cached, "
-                f"this rank of {self.prompt_tokens} and {self.cached_tokens}"
+                f"this rank of {self.prompt_tokens} and {cached_tokens}"
             )
-        if query.layout_digest != self.layout_digest:
-            return "another engine has asked for this transfer before"
         try:
             plan = peers.plan(query.layout_digest, self.own_side)
             request = plan.request(self.key.transfer_id, query.prompt_tokens, query.cached_tokens)

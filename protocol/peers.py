@@ -45,10 +45,12 @@ class PeerBook:
         return next(entry for entry in self._directories[digest].ranks if entry.rank == rank)
 
     def holds(self, digest: str, sender: Sender) -> bool:
-        """Return whether the sender is a rank of the directory, by number and incarnation."""
+        """Return whether the sender is a rank of the directory, by engine, number and incarnation."""
+        directory = self._directories.get(digest)
+        if directory is None or directory.engine_id != sender.engine_id:
+            return False
         return any(
-            entry.rank == sender.rank and entry.incarnation == sender.incarnation
-            for entry in self._directories[digest].ranks
+            entry.rank == sender.rank and entry.incarnation == sender.incarnation for entry in directory.ranks
         )
 
     def plan(self, digest: str, own_side: str) -> PairPlan:

@@ -19,17 +19,21 @@ class PrefillBlockwise(OwnerTransfer):
     own_side = "prefill"
     __slots__ = ()
 
-    def take(self, command: OfferBlocks) -> None:
-        """Note what is offered, before the machine hears of it."""
+    @effect
+    def note_blocks(self, command: OfferBlocks) -> None:
+        """Take what is offered."""
         self.request_id = command.request_id
         self.block_ids = command.block_ids
         self.prompt_tokens = command.prompt_tokens
 
-    def hear_mover(self, word: Query | Done) -> None:
+    def bind(self, word: Query | Done) -> None:
         """The first reader's engine says how much of the prompt it has cached."""
         if not self.layout_digest:
             self.cached_tokens = word.cached_tokens
-        super().hear_mover(word)
+        super().bind(word)
+
+    def _agreed_cached_tokens(self, query: Query) -> int:
+        return self.cached_tokens if self.layout_digest else query.cached_tokens
 
     def _expected(self, request: RequestPlan, own_rank: int) -> frozenset[int]:
         return request.readers(own_rank)

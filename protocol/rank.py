@@ -159,12 +159,12 @@ class RankCore:
             pull = self._mover(command.key, DecodeBlockwise(self, command.key, command.remote))
             if pull.state == pull.machine.spec.initial and isinstance(pull, DecodeBlockwise):
                 pull.take(command)
-            pull.fire("start")
+            pull.fire("start", command)
         elif isinstance(command, StartPush):
             push = self._mover(command.key, PrefillLayerwise(self, command.key, command.remote))
             if push.state == push.machine.spec.initial and isinstance(push, PrefillLayerwise):
                 push.take(command)
-            push.fire("start")
+            push.fire("start", command)
         elif isinstance(command, Renounce):
             reason = "the request was dropped before it was read"
             self._mover(command.key, DecodeBlockwise(self, command.key, command.remote)).fire(
@@ -172,14 +172,10 @@ class RankCore:
             )
         elif isinstance(command, OfferBlocks):
             offer = self._owner(command.key, BLOCKWISE)
-            if isinstance(offer, PrefillBlockwise):
-                offer.take(command)
-                offer.fire("offer")
+            offer.fire("offer", command)
         elif isinstance(command, AcceptPush):
             accept = self._owner(command.key, LAYERWISE)
-            if isinstance(accept, DecodeLayerwise):
-                accept.take(command)
-                accept.fire("accept")
+            accept.fire("accept", command)
         else:
             self._end_command(command)
 
@@ -222,7 +218,7 @@ class RankCore:
     def _layout_arrived(self, digest: str | None) -> None:
         """Wake everybody who waits for this layout, or for this engine's own."""
         for owner in list(self.owners.values()):
-            if owner.parked and digest in (None, owner.layout_digest):
+            if owner.awaits_layout(digest):
                 owner.fire("layout")
         for mover in list(self.movers.values()):
             if mover.state == "LAYOUT_QUERY" and digest in (None, mover.remote.layout_digest):
@@ -326,7 +322,7 @@ class RankCore:
             return
         owner = self.owners.get(message.key)
         if owner is None and len(self.owners) >= MAX_OWNER_TRANSFERS:
-            self.counters["too_many_transfers"] += 1
+            self._refuse_unknown(message, route)
             return
         owner = owner or self._owner(message.key, message.mode)
         if owner.mode != message.mode:
@@ -337,6 +333,16 @@ class RankCore:
         else:
             self._hear_leg(owner, message, route)
 
+    def _refuse_unknown(
+        self, message: wire.Query | wire.Done | wire.Stopped | wire.Cancel, route: bytes
+    ) -> None:
+        """There is no room to remember another transfer: a question is refused, a word not acknowledged."""
+        self.counters["too_many_transfers"] += 1
+        if isinstance(message, wire.Query):
+            reason = f"this rank remembers {MAX_OWNER_TRANSFERS} transfers already"
+            gone = wire.Gone(sender=self.sender, key=message.key, sequence=message.sequence, reason=reason)
+            self.emit(Reply(route, gone))
+
     def _hear_leg(
         self, owner: OwnerTransfer, message: wire.Query | wire.Done | wire.Stopped, route: bytes
     ) -> None:
@@ -346,7 +352,7 @@ class RankCore:
         elif isinstance(message, wire.Query):
             owner.fire("query", Question(message, lease))
         elif isinstance(message, wire.Done):
-            owner.hear_mover(message)
+            owner.bind(message)
             lease.fire("done", message)
             if not self.peers.known(message.layout_digest):
                 self.emit(Reply(route, wire.LayoutQuery(sender=self.sender, digest=message.layout_digest)))
