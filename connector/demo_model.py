@@ -23,9 +23,9 @@ VERSION = 2
 STAMP = "dfirst-model.json"
 
 SEED = 20
-# Standard deviations. At the usual 0.02 throughout, greedy output is constant; with these, 24 tokens hold about
-# 20 different ones, and changing one character of a long prompt changes them. Wide embeddings keep the current
-# token from drowning in what attention brings; wide queries make attention choose instead of average.
+# Standard deviations. At the usual 0.02 throughout, greedy output is constant; with these, 24 tokens hold
+# about 20 different ones, and changing one character of a long prompt changes them. Wide embeddings keep the
+# current token from drowning in what attention brings; wide queries make attention choose, not average.
 WEIGHT_STD = 0.08
 EMBEDDING_STD = 1.0
 QUERY_STD = 0.32
