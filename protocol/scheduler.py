@@ -221,6 +221,7 @@ class SchedulerCore:
     def __init__(self, observer: Observer) -> None:
         self.observer = observer
         self.requests: dict[str, RequestEntity] = {}
+        self._holders: dict[TransferKey, RequestEntity] = {}
         self.commands: list[Command] = []
         self.announcements: list[Announcement] = []
 
@@ -229,6 +230,7 @@ class SchedulerCore:
         entity = DecodeRequest(self, request) if decodes else PrefillRequest(self, request)
         entity.fire("seen")
         self.requests[request.request_id] = entity
+        self._holders.setdefault(request.key, entity)
 
     def external_tokens(self, request_id: str, computed_tokens: int) -> int:
         """Return how many tokens of the prompt are to come from the other engine. Changes nothing."""
@@ -257,19 +259,17 @@ class SchedulerCore:
 
     def in_use(self, asker: RequestEntity) -> bool:
         """Return whether another request is under way with the asker's transfer."""
-        return any(
-            entity.key == asker.key and entity is not asker and entity.state != "DUPLICATE"
-            for entity in self.requests.values()
-        )
+        return self._holders.get(asker.key, asker) is not asker
+
+    def transfer(self, request_id: str) -> TransferRequest | None:
+        """Return what a request says of its transfer; None if it takes part in none."""
+        entity = self.requests.get(request_id)
+        return None if entity is None else entity.request
 
     def pushing(self, request_id: str) -> TransferRequest | None:
         """Return a request whose layers are being pushed, else None."""
         entity = self.requests.get(request_id)
         return entity.request if entity is not None and entity.state == "PUSHING" else None
-
-    def holds_blocks(self) -> bool:
-        """Return whether some request's blocks are with the ranks after its end."""
-        return any(entity.state in ("HELD", "ABORTING") for entity in self.requests.values())
 
     def take_commands(self) -> tuple[Command, ...]:
         """Return what the ranks are to be told with the next step."""
@@ -288,6 +288,8 @@ class SchedulerCore:
         entity.fire(event, payload)
         if entity.state == "FREED":
             del self.requests[request_id]
+            if self._holders.get(entity.key) is entity:
+                del self._holders[entity.key]
 
 
 def mode_of(decodes: bool, request_names_remote: bool, metaserver: str) -> str:

@@ -1,0 +1,84 @@
+"""The settings in ``kv_connector_extra_config``, decoded strictly: what is unknown or wrong stops the
+start.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ..protocol.modes import MODES
+from ..protocol.timing import Timing
+
+
+class ExtraConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that can be set, the protocol's timers among it. Units are in the names."""
+
+    host: str = ""
+    """Address that the side channel and the data port bind to, and that peers reach; empty: vLLM's own
+    (``VLLM_HOST_IP``).
+    """
+    port_range: str = ""
+    """Ports that ranks may use for the side channel, like ``20000-20100``; empty: any free one."""
+    mooncake_protocol: str = ""
+    """``tcp``, ``rdma`` or ``ascend``; empty: rdma where the host has such a device, else tcp."""
+    modes: tuple[str, ...] = MODES
+    """The ways to move a cache that this engine takes part in."""
+    trace_path: str = ""
+    """Directory to which each process writes what happens, one JSON line an event; empty: nowhere."""
+    metaserver_timeout_seconds: float = 5.0
+    """How long announcing blocks to a router may take, retries included."""
+    shutdown_seconds: float = 5.0
+    """How long the end of a worker waits for its copies."""
+
+    @property
+    def ports(self) -> range:
+        """The side channel's ports; an empty range for any free one."""
+        if not self.port_range:
+            return range(0)
+        first, _, last = self.port_range.partition("-")
+        return range(int(first), int(last or first) + 1)
+
+
+def decode_extra_config(settings: Mapping[str, Any]) -> ExtraConfig:
+    """Return the settings; raise ``ValueError`` with one sentence if they cannot be used."""
+    try:
+        config = msgspec.convert(dict(settings), ExtraConfig)
+    except msgspec.ValidationError as error:
+        known = ", ".join(sorted(ExtraConfig.__struct_fields__))
+        raise ValueError(
+            f"kv_connector_extra_config of DFirstConnector cannot be used: {error}. Known settings: {known}"
+        ) from error
+    problem = next(_problems(config), None)
+    if problem:
+        raise ValueError(f"kv_connector_extra_config of DFirstConnector cannot be used: {problem}")
+    return config
+
+
+def _problems(config: ExtraConfig) -> Any:
+    for name in (*Timing.__struct_fields__, "metaserver_timeout_seconds", "shutdown_seconds"):
+        value = getattr(config, name)
+        if not value > 0:
+            yield f"{name} is {value:g} and must be above 0"
+    unknown = sorted(set(config.modes) - set(MODES))
+    if unknown or not config.modes:
+        yield f"modes is {list(config.modes)} and must name one or both of {', '.join(MODES)}"
+    if config.query_retry_seconds >= config.query_timeout_seconds:
+        yield (
+            f"query_retry_seconds is {config.query_retry_seconds:g} and must be below "
+            f"query_timeout_seconds, {config.query_timeout_seconds:g}"
+        )
+    margin = config.clock_drift_ratio * (config.lease_seconds + config.copy_timeout_seconds)
+    if config.lease_seconds <= margin + config.clock_step_seconds:
+        yield f"lease_seconds is {config.lease_seconds:g}, which the margin for drifting clocks uses up"
+    yield from _port_problems(config)
+
+
+def _port_problems(config: ExtraConfig) -> Any:
+    try:
+        ports = config.ports
+    except ValueError:
+        yield f"port_range is {config.port_range!r} and must look like 20000-20100"
+        return
+    if config.port_range and not (len(ports) and ports[0] > 0 and ports[-1] < 65536):
+        yield f"port_range is {config.port_range!r} and must go up, within 1-65535"

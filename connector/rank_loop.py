@@ -1,0 +1,256 @@
+"""The control thread of a rank: it owns the core and the side channel, and carries out what the core asks
+for.
+
+Everything else (vLLM's forward thread, the data path's threads) hands it values and goes on: nothing that
+this thread does can hold up a forward pass (rule L2). It sleeps until a message, a value or a timer is
+there. No error ends it: one that is not expected is logged with the transfer that it was about, and the
+next item is taken.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Protocol
+
+import msgspec
+import numpy as np
+import zmq
+
+from ..protocol.commands import (
+    Collected,
+    CopyEnded,
+    CoreEvent,
+    DirectoryKnown,
+    LegKey,
+    MessageReceived,
+    StartPush,
+)
+from ..protocol.copies import Copies, copies
+from ..protocol.effects import Effect, Reply, Report, Send, StartCopies, StopCopies
+from ..protocol.modes import BLOCKWISE
+from ..protocol.rank import RankCore
+from ..protocol.shards import Shard
+from .data_path import CopyResult, DataPath, PullJob
+from .push_feed import Layer, PushFeed, leg_name
+from .side_channel import SideChannel
+from .step import StepMetadata
+from .trace import Tracer
+
+logger = logging.getLogger(__name__)
+
+MAX_SLEEP_SECONDS = 60.0
+
+
+class StepBegan(msgspec.Struct, frozen=True):
+    """A step's metadata has come, before its forward pass."""
+
+    metadata: StepMetadata
+
+
+class StepEnded(msgspec.Struct, frozen=True):
+    """The forward pass has written all layers."""
+
+
+Item = CoreEvent | StepBegan | Layer | StepEnded | CopyResult
+
+
+class CopyMaker(Protocol):
+    """Opens the data path once the loop can be told of results."""
+
+    def __call__(self, loop: "RankLoop") -> DataPath: ...
+
+
+def boot_clock() -> float:
+    """Return seconds since the host started, the time that it was suspended included (rule R2)."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class RankLoop:
+    """A rank at work."""
+
+    def __init__(
+        self, core: RankCore, channel: SideChannel, shard: Shard, data_path: CopyMaker, tracer: Tracer
+    ) -> None:
+        self._core = core
+        self._channel = channel
+        self._shard = shard
+        self._tracer = tracer
+        self._data = data_path(self)
+        self._feed = PushFeed(shard, self._data, self.may_start)
+        self._legs: dict[str, LegKey] = {}
+        self._items: deque[Item] = deque()
+        self._reports: deque[Report] = deque()
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._ending = False
+        self._thread = threading.Thread(target=self._run, name="dfirst-rank", daemon=True)
+
+    # From other threads
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def post(self, item: Item) -> None:
+        """Hand over a value; returns at once."""
+        self._items.append(item)
+        self._wake()
+
+    def take_reports(self) -> list[Report]:
+        """Return what vLLM is to be told, once; taking it is the release of the blocks."""
+        taken = []
+        while self._reports:
+            taken.append(self._reports.popleft())
+        for report in taken:
+            self._items.append(Collected(report.key))
+        if taken:
+            self._wake()
+        return taken
+
+    def may_start(self, name: str) -> bool:
+        """Return whether a copy of this leg may be started now: its lease runs."""
+        leg = self._legs.get(name)
+        return leg is not None and self._core.lease_runs(leg, boot_clock())
+
+    def stop(self, timeout_seconds: float) -> None:
+        """End the copies, the thread and the sockets."""
+        if not self._data.shutdown(timeout_seconds):
+            logger.warning("a copy was still in flight when the rank ended")
+        self._ending = True
+        self._wake()
+        self._thread.join(timeout_seconds)
+        if self._thread.is_alive():
+            logger.warning("the control thread did not end within %g s", timeout_seconds)
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_write, b"\0")
+        except BlockingIOError:
+            return  # the pipe is full: the thread has been woken more often than it has looked
+
+    # The thread
+
+    def _run(self) -> None:
+        self._channel.poller.register(self._wake_read, zmq.POLLIN)
+        while not self._ending:
+            try:
+                self._sleep()
+                self._take_items()
+                for route, message in self._channel.receive():
+                    self._give(MessageReceived(message, route))
+                self._perform(self._core.tick(boot_clock()))
+            except Exception:
+                logger.exception("the control thread goes on after an error")
+        self._channel.close()
+        self._tracer.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _sleep(self) -> None:
+        deadline = self._core.next_deadline()
+        seconds = MAX_SLEEP_SECONDS if deadline is None else deadline - boot_clock()
+        if self._items:
+            seconds = 0
+        self._channel.poller.poll(min(max(seconds, 0), MAX_SLEEP_SECONDS) * 1000)
+        try:
+            os.read(self._wake_read, 4096)
+        except BlockingIOError:
+            return  # woken by a message or a timer
+
+    def _take_items(self) -> None:
+        for _ in range(len(self._items)):
+            item = self._items.popleft()
+            try:
+                self._take(item)
+            except Exception:
+                logger.exception("%s could not be dealt with", type(item).__name__)
+
+    def _take(self, item: Item) -> None:
+        if isinstance(item, Layer):
+            self._feed.layer_computed(item)
+        elif isinstance(item, StepBegan):
+            self._begin_step(item.metadata)
+        elif isinstance(item, StepEnded):
+            self._feed.step_ended()
+        elif isinstance(item, CopyResult):
+            self._copy_ended(item)
+        else:
+            self._give(item)
+
+    def _begin_step(self, metadata: StepMetadata) -> None:
+        if metadata.directory is not None:
+            self._give(DirectoryKnown(metadata.directory))
+        self._feed.preempted(metadata.preempted)
+        for command in metadata.commands:
+            if isinstance(command, StartPush):
+                self._feed.started(command.key, command.cached_tokens)
+            self._give(command)
+        self._feed.step_began(metadata.chunks)
+
+    def _copy_ended(self, result: CopyResult) -> None:
+        leg = self._legs.pop(result.key, None)
+        if leg is None:
+            logger.error("%s: copies ended that this rank does not know", result.key)
+            return
+        self._tracer.copied(leg, result.bytes, result.seconds, result.ok)
+        self._give(CopyEnded(leg, result.ok, result.reason))
+
+    # What the core asks for
+
+    def _give(self, event: CoreEvent) -> None:
+        self._perform(self._core.handle(event, boot_clock()))
+
+    def _perform(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send):
+                self._channel.send(effect.host, effect.port, effect.message)
+            elif isinstance(effect, Reply):
+                self._channel.reply(effect.route, effect.message)
+            elif isinstance(effect, StartCopies):
+                self._start_copies(effect)
+            elif isinstance(effect, StopCopies):
+                self._data.stop(leg_name(effect.leg))
+            else:
+                self._report(effect)
+
+    def _start_copies(self, started: StartCopies) -> None:
+        name = leg_name(started.leg)
+        self._legs[name] = started.leg
+        try:
+            if started.mode == BLOCKWISE:
+                moved = pulled(started, self._shard)
+                self._data.start_pull(PullJob(name, started.peer.data_address, moved, self.may_start))
+            else:
+                self._feed.leg_opened(started)
+        except ValueError as error:
+            # The peer's blocks or layout cannot be what it says: nothing was started.
+            logger.warning("%s: nothing is copied: %s", name, error)
+            self._data.stop(name)
+            if self._legs.pop(name, None) is not None:
+                self.post(CopyEnded(started.leg, False, str(error)))
+
+    def _report(self, report: Report) -> None:
+        self._feed.ended(report.key)
+        if report.reason:
+            logger.warning("%s: %s: %s", report.key.transfer_id, report.outcome, report.reason)
+        self._reports.append(report)
+
+
+def pulled(started: StartCopies, own: Shard) -> Copies:
+    """Return what a pull moves: every block from the end of the cached prefix to the end of the prompt.
+
+    Raises ``ValueError`` if the owner lent fewer blocks than that, or none of its own.
+    """
+    first = started.cached_tokens // own.block_size
+    end = -(-started.prompt_tokens // own.block_size)
+    if len(started.remote_blocks) < end:
+        raise ValueError(f"{len(started.remote_blocks)} blocks were lent where the prompt has {end}")
+    return copies(
+        started.plan,
+        started.peer.shard,
+        own,
+        np.asarray(started.remote_blocks[first:end], dtype=np.int64),
+        np.asarray(started.local_blocks[first:end], dtype=np.int64),
+    )

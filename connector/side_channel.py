@@ -1,0 +1,163 @@
+"""The side channel: one ROUTER socket that a rank listens on, and a DEALER for each peer that it speaks to.
+
+Nothing here blocks and nothing is retried: what cannot be sent now is dropped and counted, since the
+protocol repeats what matters. What does not decode is counted, logged once in a while and, where it came in
+at the ROUTER, answered with ERROR. A frame with the protocol's name and version goes before each message.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, cast
+
+import msgspec
+import zmq
+
+from ..protocol.messages import MAX_MESSAGE_BYTES, PROTOCOL, VERSION, Error, Message
+
+logger = logging.getLogger(__name__)
+
+HEADER = f"{PROTOCOL}/{VERSION}".encode()
+MAX_PEERS = 4096
+"""Connections to other ranks that are kept open; the one that was idle longest goes first."""
+RECEIVE_BATCH = 256
+"""Messages that one call takes from a socket, so that a flood cannot hold the caller."""
+LOG_EVERY_SECONDS = 30.0
+QUEUE_MESSAGES = 10_000
+"""Messages that wait for a peer that does not take them; further ones are dropped."""
+
+_INCOMING = b"R"
+_OUTGOING = b"D"
+
+
+class SideChannel:
+    """Messages in and out. Used by one thread."""
+
+    def __init__(self, host: str, ports: range) -> None:
+        """Listen at ``host``, on the first free of ``ports`` (any free one if empty)."""
+        self._context = zmq.Context()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(cast(Any, Message))
+        self._peers: dict[bytes, zmq.Socket[bytes]] = {}
+        self._last_log = 0.0
+        self.counters: Counter[str] = Counter()
+        self.poller = zmq.Poller()
+        self._router = self._socket(zmq.ROUTER)
+        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.host = host
+        try:
+            self.port = self._bind(host, ports)
+        except BaseException:
+            self.close()
+            raise
+        self.poller.register(self._router, zmq.POLLIN)
+
+    def send(self, host: str, port: int, message: Message) -> None:
+        """Send a message to the rank that listens there."""
+        self._send(self._peer(f"{_bracketed(host)}:{port}".encode()), [], message)
+
+    def reply(self, route: bytes, message: Message) -> None:
+        """Send a message back by the route by which one came."""
+        kind, name = route[:1], route[1:]
+        if kind == _INCOMING:
+            self._send(self._router, [name], message)
+        else:
+            self._send(self._peer(name), [], message)
+
+    def receive(self) -> Iterator[tuple[bytes, Message]]:
+        """Return the messages that have arrived, each with the route back."""
+        yield from self._drain(self._router, None)
+        for name, socket in list(self._peers.items()):
+            yield from self._drain(socket, name)
+
+    def close(self) -> None:
+        """Close every socket; what was not sent by now is given up."""
+        for socket in self._peers.values():
+            socket.close(linger=0)
+        self._router.close(linger=200)
+        self._context.term()
+
+    def _bind(self, host: str, ports: range) -> int:
+        if not ports:
+            return self._router.bind_to_random_port(f"tcp://{_bracketed(host)}")
+        for port in ports:
+            try:
+                self._router.bind(f"tcp://{_bracketed(host)}:{port}")
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EADDRINUSE:
+                    raise ValueError(f"the side channel cannot bind to {host}:{port}: {error}") from error
+            else:
+                return port
+        raise ValueError(
+            f"all ports from {ports[0]} to {ports[-1]} are in use on {host}: widen port_range or leave it out"
+        )
+
+    def _socket(self, kind: int) -> "zmq.Socket[bytes]":
+        socket = self._context.socket(kind)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IPV6, 1)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        socket.setsockopt(zmq.SNDHWM, QUEUE_MESSAGES)
+        socket.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES)
+        return socket
+
+    def _peer(self, name: bytes) -> "zmq.Socket[bytes]":
+        socket = self._peers.pop(name, None)
+        if socket is None:
+            socket = self._socket(zmq.DEALER)
+            socket.connect(f"tcp://{name.decode()}")
+            self.poller.register(socket, zmq.POLLIN)
+        self._peers[name] = socket  # the last one in the order was used last
+        if len(self._peers) > MAX_PEERS:
+            oldest = next(iter(self._peers))
+            idle = self._peers.pop(oldest)
+            self.poller.unregister(idle)
+            idle.close(linger=0)
+        return socket
+
+    def _send(self, socket: "zmq.Socket[bytes]", route: list[bytes], message: Message) -> None:
+        try:
+            socket.send_multipart([*route, HEADER, self._encoder.encode(message)], zmq.DONTWAIT)
+        except zmq.ZMQError as error:
+            self.counters["not_sent"] += 1
+            self._complain("a %s was not sent: %s", type(message).__name__, error)
+
+    def _drain(self, socket: "zmq.Socket[bytes]", name: bytes | None) -> Iterator[tuple[bytes, Message]]:
+        for _ in range(RECEIVE_BATCH):
+            try:
+                frames = socket.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            incoming = name is None
+            route = _INCOMING + frames[0] if incoming else _OUTGOING + cast(bytes, name)
+            message = self._decode(frames[1:] if incoming else frames, route, incoming)
+            if message is not None:
+                yield route, message
+
+    def _decode(self, frames: list[bytes], route: bytes, incoming: bool) -> Message | None:
+        try:
+            if len(frames) != 2:
+                raise ValueError(f"{len(frames)} frames instead of a header and a message")
+            if frames[0] != HEADER:
+                raise ValueError(f"the header is {frames[0][:32]!r}, this side speaks {HEADER.decode()}")
+            return cast(Message, self._decoder.decode(frames[1]))
+        except (msgspec.DecodeError, ValueError) as error:
+            self.counters["undecodable"] += 1
+            self._complain(
+                "a message was not understood: %s (%d so far)", error, self.counters["undecodable"]
+            )
+            if incoming:
+                # Only here: two sides that answered each other's errors would never stop.
+                self.reply(route, Error(reason=str(error)))
+            return None
+
+    def _complain(self, text: str, *values: object) -> None:
+        now = time.monotonic()
+        if now - self._last_log >= LOG_EVERY_SECONDS:
+            self._last_log = now
+            logger.warning(text, *values)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,112 @@
+"""``kv_transfer_params``: what routers and engines write on a request, in the names that today's routers
+use.
+"""
+
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ..protocol.commands import RemoteEngine, RemoteRank
+from ..protocol.messages import TransferKey
+from ..protocol.scheduler import TransferRequest, mode_of
+
+
+class TransferParams(msgspec.Struct, kw_only=True):
+    """The parameters that this connector reads; others are left alone."""
+
+    do_remote_prefill: bool = False
+    do_remote_decode: bool = False
+    transfer_id: str = ""
+    attempt: int = 0
+    metaserver: str | None = None
+    remote_engine_id: str | None = None
+    remote_host: str | None = None
+    remote_port: int | None = None
+    remote_ranks: tuple[RemoteRank, ...] | None = None
+    layout_digest: str | None = None
+    remote_cached_tokens: int = 0
+
+
+class OfferedBlocks(msgspec.Struct, frozen=True, kw_only=True):
+    """A prefill engine's answer, block-wise: where the blocks are."""
+
+    do_remote_prefill: bool
+    do_remote_decode: bool
+    transfer_id: str
+    attempt: int
+    remote_engine_id: str
+    remote_request_id: str
+    remote_host: str
+    remote_port: int
+    remote_ranks: tuple[RemoteRank, ...]
+    layout_digest: str
+    remote_block_ids: tuple[tuple[int, ...], ...]
+    """A hint; only METADATA grants a read (rule R10)."""
+    remote_num_tokens: int
+    tp_size: int
+    pp_size: int
+    dcp_size: int
+    transfer_mode: str
+
+
+class AnnouncedBlocks(msgspec.Struct, frozen=True, kw_only=True):
+    """What a decode engine posts to the metaserver, layer-wise, and the prefill engine gets as parameters."""
+
+    do_remote_prefill: bool
+    do_remote_decode: bool
+    transfer_id: str
+    attempt: int
+    request_id: str
+    remote_engine_id: str
+    remote_host: str
+    remote_port: int
+    remote_ranks: tuple[RemoteRank, ...]
+    layout_digest: str
+    remote_block_ids: tuple[tuple[int, ...], ...]
+    """A hint; only METADATA grants a write (rule R10)."""
+    remote_block_size: int
+    remote_cached_tokens: int
+    remote_tp_size: int
+    remote_pcp_size: int
+    remote_dcp_size: int
+
+
+def read_params(raw: Mapping[str, Any], request_id: str, prompt_tokens: int) -> TransferRequest | None:
+    """Return the transfer that the parameters ask for; None if they ask for none.
+
+    Raises ``ValueError`` with one sentence if they ask for one that cannot be.
+    """
+    if not (raw.get("do_remote_prefill") or raw.get("do_remote_decode")):
+        return None
+    try:
+        params = msgspec.convert(
+            {name: value for name, value in raw.items() if value is not None}, TransferParams
+        )
+    except msgspec.ValidationError as error:
+        raise ValueError(f"kv_transfer_params cannot be read: {error}") from error
+    decodes = params.do_remote_prefill
+    remote = _remote(params)
+    mode = mode_of(decodes, remote is not None, params.metaserver or "")
+    if decodes and mode == "blockwise" and remote is None:
+        raise ValueError(
+            "kv_transfer_params ask for do_remote_prefill but name neither a metaserver nor "
+            "remote_engine_id, remote_ranks and layout_digest: pass on unchanged what the prefill engine "
+            "answered"
+        )
+    return TransferRequest(
+        key=TransferKey(params.transfer_id or uuid.uuid4().hex, params.attempt),
+        mode=mode,
+        request_id=request_id,
+        prompt_tokens=prompt_tokens,
+        remote=remote,
+        metaserver=params.metaserver or "",
+        cached_tokens=params.remote_cached_tokens,
+    )
+
+
+def _remote(params: TransferParams) -> RemoteEngine | None:
+    if not (params.remote_engine_id and params.remote_ranks and params.layout_digest):
+        return None
+    return RemoteEngine(params.remote_engine_id, params.layout_digest, params.remote_ranks)

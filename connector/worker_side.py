@@ -1,0 +1,149 @@
+"""The worker side of the connector: a rank's caches, its engine, its side channel, its control thread."""
+
+import logging
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+from vllm.model_executor.models.utils import extract_layer_index
+from vllm.utils.network_utils import get_ip
+
+from ..protocol.effects import Report
+from ..protocol.messages import Sender
+from ..protocol.rank import RankCore
+from ..protocol.shards import RankEntry, Shard
+from .data_path import DataPath
+from .extra_config import ExtraConfig
+from .layout import describe_layout, memory_ranges, model_fingerprint, shard_of
+from .mooncake_engine import MooncakeEngine, default_protocol
+from .push_feed import Layer
+from .rank_loop import RankLoop, StepBegan, StepEnded
+from .side_channel import SideChannel
+from .step import StepMetadata
+from .trace import Tracer
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class RankHandshake(KVConnectorHandshakeMetadata):
+    """What a rank says of itself at its start; the scheduler side makes the engine's directory from all of
+    them.
+    """
+
+    model: str
+    layout: str
+    entry: RankEntry
+
+
+class WorkerSide:
+    """What the connector does in a worker process."""
+
+    def __init__(
+        self, vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", config: ExtraConfig
+    ) -> None:
+        self._vllm_config = vllm_config
+        self._kv_cache_config = kv_cache_config
+        self._config = config
+        self._engine: MooncakeEngine | None = None
+        self._loop: RankLoop | None = None
+        self._layer_numbers: dict[str, int] = {}
+        self._device = torch.device("cpu")
+        self._metadata: StepMetadata | None = None
+        self.handshake: RankHandshake | None = None
+
+    def register(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
+        """Take the caches, open the engine and the side channel, and start the rank's control thread."""
+        tp_group, pp_group = get_tp_group(), get_pp_group()
+        shard = shard_of(kv_caches, self._vllm_config, self._kv_cache_config, tp_group.rank_in_group)
+        self._layer_numbers = {name: extract_layer_index(name) for name in kv_caches}
+        self._device = next(iter(kv_caches.values())).device
+        rank = pp_group.rank_in_group * tp_group.world_size + tp_group.rank_in_group
+        entry = self._open(kv_caches, shard, rank)
+        self.handshake = RankHandshake(
+            model=model_fingerprint(self._vllm_config, self._kv_cache_config),
+            layout=describe_layout(self._vllm_config, self._kv_cache_config),
+            entry=entry,
+        )
+
+    def begin_step(self, metadata: StepMetadata) -> None:
+        """A step begins: hand its commands on. Called by more than one hook, so the second call does
+        nothing.
+        """
+        if self._loop is not None and metadata is not self._metadata:
+            self._metadata = metadata
+            self._loop.post(StepBegan(metadata))
+
+    def layer_computed(self, layer_name: str) -> None:
+        """This layer's cache is written, or will be once the device has come that far."""
+        if self._loop is None or self._metadata is None or not self._metadata.chunks:
+            return
+        number = self._layer_numbers[layer_name]
+        if self._device.type == "cpu":
+            self._loop.post(Layer(number))
+            return
+        event: Any = torch.Event(self._device.type)
+        event.record()
+        self._loop.post(Layer(number, event.synchronize, event.query))
+
+    def end_step(self) -> None:
+        """All layers of the step are written."""
+        if self._loop is not None and self._metadata is not None and self._metadata.chunks:
+            self._loop.post(StepEnded())
+
+    def take_reports(self) -> list[Report]:
+        """Return what vLLM is to be told, once."""
+        return [] if self._loop is None else self._loop.take_reports()
+
+    def shutdown(self) -> None:
+        """End the copies, the thread, the sockets and the engine."""
+        if self._loop is not None:
+            self._loop.stop(self._config.shutdown_seconds)
+            self._loop = None
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    def _open(self, kv_caches: Mapping[str, torch.Tensor], shard: Shard, rank: int) -> RankEntry:
+        config = self._config
+        host = config.host or get_ip()
+        engine = MooncakeEngine(
+            host,
+            config.mooncake_protocol or default_protocol(),
+            config.copy_timeout_seconds,
+            config.quarantine_seconds,
+        )
+        engine.register(memory_ranges(kv_caches))
+        channel = SideChannel(host, config.ports)
+        transfer_config = self._vllm_config.kv_transfer_config
+        engine_id = (transfer_config and transfer_config.engine_id) or ""
+        sender = Sender(engine_id, rank, secrets.token_hex(8))
+        tracer = Tracer(config.trace_path, engine_id, rank, "rank")
+        core = RankCore(config, sender, tracer)
+        self._engine = engine
+        self._loop = RankLoop(core, channel, shard, lambda loop: DataPath(engine, loop.post), tracer)
+        self._loop.start()
+        logger.info(
+            "rank %d of %s: side channel on %s:%d (open to whoever reaches it), data port %s",
+            rank,
+            engine_id,
+            host,
+            channel.port,
+            engine.data_address,
+        )
+        return RankEntry(
+            rank=rank,
+            host=host,
+            port=channel.port,
+            incarnation=sender.incarnation,
+            data_address=engine.data_address,
+            shard=shard,
+        )
