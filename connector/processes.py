@@ -51,6 +51,7 @@ class Child:
         self.name = name
         self.log = log
         self._process: subprocess.Popen[bytes] | None = None
+        self._started = False
 
     @property
     def pid(self) -> int | None:
@@ -65,7 +66,8 @@ class Child:
             raise LaunchError(f"{self.name} runs already, as process {self.pid}; stop it before a new start")
         self.log.parent.mkdir(parents=True, exist_ok=True)
         parent = os.getpid()
-        with self.log.open("wb") as output:
+        # A second start goes on in the same log: what led to it is read there.
+        with self.log.open("ab" if self._started else "wb") as output:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -75,6 +77,7 @@ class Child:
                 start_new_session=True,
                 preexec_fn=lambda: _die_with(parent),
             )
+        self._started = True
         atexit.register(self.kill)
 
     def wait_until(self, ready: Callable[[], bool], timeout_seconds: float) -> float:
