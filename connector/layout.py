@@ -147,7 +147,8 @@ def _check_spec(name: str, spec: KVCacheSpec) -> None:
     if spec.tokens_per_state != 1 or spec.num_heads != spec.num_kv_heads:
         raise ValueError(
             f"layer {name} packs {spec.tokens_per_state} tokens into a state and {spec.num_kv_heads} KV "
-            f"heads into {spec.num_heads} slots, which dfirst does not handle: choose another attention backend"
+            f"heads into {spec.num_heads} slots, which dfirst does not handle: choose another attention "
+            "backend"
         )
 
 
