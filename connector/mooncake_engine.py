@@ -130,23 +130,38 @@ class MooncakeEngine:
         self._registered.extend(addresses)
 
     def connect(self, peer: str) -> bool:
-        """Make the first contact with a peer, up to a minute long; False if it does not answer.
+        """Make the first contact with a peer; False if it does not answer within the copy time-out.
 
         Ask for leave to copy after it: ``read`` and ``write`` then submit at once.
         """
         if self._mover(peer) is not None:
             return True
-        mover = self._take_spare()
-        # An empty batch does nothing but open the peer's segment.
-        answered: bool = mover.engine.batch_transfer_sync_read(peer, [], [], []) == 0
+        ended, given_up = threading.Event(), threading.Event()
+        threading.Thread(
+            target=self._make_contact,
+            args=(peer, self._take_spare(), ended, given_up),
+            name=f"dfirst-contact-{peer}",
+            daemon=True,
+        ).start()
+        ended.wait(self.copy_timeout_seconds)
         with self._lock:
-            if answered:
-                self._movers[peer] = mover
-            elif mover.engine is not self._server:
-                self._spare_movers.append(mover)
+            given_up.set()
+            answered = peer in self._movers
         if not answered:
             logger.warning("%s: no answer, nothing was submitted", peer)
         return answered
+
+    def _make_contact(
+        self, peer: str, mover: _Mover, ended: threading.Event, given_up: threading.Event
+    ) -> None:
+        """Open the peer's segment with an empty batch: it moves nothing, so that it can be left to itself."""
+        answered = mover.engine.batch_transfer_sync_read(peer, [], [], []) == 0
+        with self._lock:
+            if answered and not given_up.is_set():
+                self._movers[peer] = mover
+            elif mover.engine is not self._server:
+                self._spare_movers.append(mover)
+        ended.set()
 
     def read(
         self,
