@@ -4,6 +4,7 @@ Plain ASGI instead of a FastAPI handler: the status of an answer is known only o
 answer, and a client that hangs up must end the work in either case, streaming or not.
 """
 
+import asyncio
 import logging
 import re
 import time
@@ -34,6 +35,12 @@ class Gate:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.inside = 0
+
+    async def wait_empty(self, seconds: float) -> None:
+        """For a server that stops: it has cancelled the requests it cut short, they still have to say so."""
+        with anyio.move_on_after(seconds):
+            while self.inside:
+                await anyio.sleep(0.01)
 
 
 class Exchange:
@@ -80,6 +87,10 @@ class GenerationEndpoint:
             self._gate.inside += 1
             try:
                 await self._read_and_serve(exchange, reply)
+            except asyncio.CancelledError:
+                # Only a server that stops cancels this task, and with this answer the task ends.
+                with anyio.CancelScope(shield=True):
+                    await reply.error(RouterError(503, "server_error", "the router stops: try again later"))
             finally:
                 self._gate.inside -= 1
         outcome = "hang_up" if exchange.hung_up else reply.outcome

@@ -46,6 +46,7 @@ def create_app(settings: RouterSettings, canceller: TransferCanceller) -> FastAP
     metrics = RouterMetrics()
     client = make_http_client(settings)
     link = EngineLink(client, settings, metrics)
+    gate = Gate(settings.max_concurrent_requests)
     flows = Flows(settings, link, canceller, metrics, metaserver_url(settings))
     for pool in (flows.prefill, flows.decode):
         metrics.watch(pool)
@@ -53,12 +54,12 @@ def create_app(settings: RouterSettings, canceller: TransferCanceller) -> FastAP
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         yield
+        await gate.wait_empty(settings.cancel_timeout_seconds)
         await flows.background.drain(settings.cancel_timeout_seconds)
         canceller.close()
         await client.aclose()
 
     app = FastAPI(title="dfirst router", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    gate = Gate(settings.max_concurrent_requests)
     for kind in Kind:
         endpoint = GenerationEndpoint(kind, flows, settings, gate, metrics)
         app.router.routes.append(Route(kind.path, endpoint, methods=["POST"]))

@@ -27,7 +27,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def wait_until(condition: Callable[[], object], what: str, seconds: float = 3.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, seconds: float = 10.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"waited {seconds} seconds in vain: {what}"
@@ -57,6 +57,7 @@ class RecordingCanceller:
         self.error: Exception | None = None
 
     async def cancel(self, ranks: Sequence[RankAddress], transfer_id: str, attempt: int, reason: str) -> None:
+        assert not self.closed
         as_dicts = [{"host": r.host, "port": r.port, "incarnation": r.incarnation} for r in ranks]
         self.calls.append((as_dicts, transfer_id, attempt, reason))
         if self.error is not None:

@@ -17,7 +17,7 @@ class Router:
         self.canceller = RecordingCanceller()
         self._served = Served(create_app(settings, self.canceller), settings.port)
         self.url = self._served.url
-        self.client = httpx.Client(base_url=self.url, timeout=10)
+        self.client = httpx.Client(base_url=self.url, timeout=30)
 
     def complete(
         self, mode: str = "blockwise", path: str = "/v1/completions", **body: object
@@ -38,8 +38,8 @@ class Router:
         self.client.get("/health")
 
     def stop(self) -> None:
-        self.client.close()
         self._served.stop()
+        self.client.close()
 
 
 MakeRouter = Callable[..., Router]

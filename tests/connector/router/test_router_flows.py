@@ -226,7 +226,7 @@ def test_many_requests_at_once_are_not_throttled(router: Router, d: FakeDecodeEn
 
     thread = threading.Thread(target=ask)
     thread.start()
-    wait_until(lambda: len(d.bodies) == 120, "all 120 pieces reach D side by side", seconds=8)
+    wait_until(lambda: len(d.bodies) == 120, "all 120 pieces reach D side by side", seconds=20)
     d.hang = False
     thread.join(10)
     assert answer == [200]

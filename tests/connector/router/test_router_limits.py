@@ -133,7 +133,29 @@ def test_settings_that_cannot_work_are_refused(wrong: dict) -> None:
         RouterSettings(**{"prefill": ("http://a:1",), "decode": ("http://b:1",), **wrong})
 
 
-def test_the_router_closes_its_canceller_when_it_stops(make_router: MakeRouter) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_router_that_stops_answers_and_cancels_what_it_cuts_short(
+    make_router: MakeRouter, d: FakeDecodeEngine, stream: bool
+) -> None:
     router = make_router()
+    d.hang = not stream
+    d.hang_after = 1
+    answers: list[tuple[int, str]] = []
+    begun = threading.Event()
+
+    def ask() -> None:
+        body = {"prompt": "hello", "stream": stream}
+        with router.client.stream("POST", "/v1/completions", json=body) as response:
+            begun.set()
+            answers.append((response.status_code, response.read().decode()))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    wait_until(lambda: begun.is_set() if stream else d.bodies, "the request is under way")
     router.stop()
+    asking.join(5)
+    status, text = answers[0]
+    assert status == (200 if stream else 503)
+    assert "the router stops" in text
+    assert [reason for _, _, _, reason in router.canceller.calls] == ["the router stops"]
     assert router.canceller.closed == 1
