@@ -9,8 +9,10 @@ from .timing import Timing
 
 
 def mover_margin_seconds(timing: Timing, lease_seconds: float) -> float:
-    """Return what the mover takes off its lease for clocks that drift and are coarse (rule R2)."""
-    drifting = lease_seconds + timing.copy_timeout_seconds
+    """Return what the mover takes off its lease for clocks that drift and are coarse (rule R2): they drift
+    for as long as an owner may count, which for writes includes the copy time-out and the stall allowance.
+    """
+    drifting = lease_seconds + timing.copy_timeout_seconds + timing.stall_allowance_seconds
     return timing.clock_drift_ratio * drifting + timing.clock_step_seconds
 
 
