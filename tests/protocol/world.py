@@ -1,13 +1,15 @@
 """Two engines of real cores in one process, with a network and copies that a test holds in its hand.
 
 Nothing here decides anything of the protocol: messages wait in ``network`` until ``deliver`` is called,
-copies in ``copies`` until ``finish_copies``. Time passes only by ``advance``, which also fires the timers.
+copies in ``copies`` until ``finish_copies``, and with ``collecting`` off reports wait for ``collect``. Time
+passes only by ``advance``, which also fires the timers.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dfirst.protocol import commands
+from dfirst.protocol import messages as wire
 from dfirst.protocol.commands import CopyEnded, MessageReceived, RemoteEngine, RemoteRank
 from dfirst.protocol.effects import Reply, Report, Send, StartCopies, StopCopies
 from dfirst.protocol.entity import CoreEntity
@@ -21,6 +23,10 @@ BLOCK_SIZE = 4
 KEY = TransferKey("t-1", 0)
 PROMPT = 10
 BLOCKS = (5, 6, 7)
+ALL_CACHED = 12
+
+TAKEN: set[str] = set()
+"""The rows that any world has taken since a test last cleared it."""
 
 
 @dataclass
@@ -32,6 +38,7 @@ class RecordingObserver:
 
     def stepped(self, entity: CoreEntity, row: TransitionSpec, source: str) -> None:
         self.rows.append((entity.machine.spec.name, row.id))
+        TAKEN.add(row.id)
 
     def unheard(self, entity: CoreEntity, event: str, expected: bool) -> None:
         if not expected:
@@ -83,21 +90,50 @@ class World:
     """One prefill engine P and one decode engine D."""
 
     def __init__(
-        self, prefill_tp: int = 1, decode_tp: int = 1, heads: int = 2, timing: Timing | None = None
+        self,
+        prefill_tp: int = 1,
+        decode_tp: int = 1,
+        heads: int = 2,
+        timing: Timing | None = None,
+        decode_model: str = "m",
+        met: bool = False,
     ) -> None:
         self.timing = timing or Timing()
         self.observer = RecordingObserver()
-        self.engines = {"P": directory("P", prefill_tp, heads), "D": directory("D", decode_tp, heads)}
+        self.engines = {
+            "P": directory("P", prefill_tp, heads),
+            "D": directory("D", decode_tp, heads, model=decode_model),
+        }
         self.cores: dict[str, RankCore] = {}
         self.now = 100.0
         self.network: list[Packet] = []
         self.copies: dict[str, list[StartCopies]] = {}
         self.stopped: dict[str, list[StopCopies]] = {}
         self.reports: list[tuple[str, str]] = []
+        self.collecting = True
+        self.uncollected: list[tuple[str, Report]] = []
         self.drop: Callable[[Packet], bool] = lambda packet: False
         for name, engine in self.engines.items():
             for entry in engine.ranks:
                 self.start(name, entry)
+        if met:
+            self.introduce("P", "D")
+            self.introduce("D", "P")
+
+    def introduce(self, engine: str, to: str) -> None:
+        """Give every rank of ``to`` the layout of ``engine``, as after a first contact."""
+        known = self.engines[engine]
+        sender = Sender(engine, 0, known.ranks[0].incarnation)
+        for rank in self.ranks(to):
+            self.hear(rank, wire.Layout(sender, layout_digest(known), known), f"{engine}0")
+
+    def restart(self, engine: str, incarnation: str) -> None:
+        """Let all ranks of an engine end and start again; what they knew is lost."""
+        old = self.engines[engine]
+        heads = old.ranks[0].shard.total_kv_heads
+        self.engines[engine] = directory(engine, len(old.ranks), heads, incarnation, old.model)
+        for entry in self.engines[engine].ranks:
+            self.start(engine, entry)
 
     def start(self, name: str, entry: RankEntry, told: bool = True) -> RankCore:
         """Start a rank's core; ``told`` gives it its engine's directory."""
@@ -113,6 +149,20 @@ class World:
         """Hand an event to a rank and keep what it asks for."""
         self._take(rank, self.cores[rank].handle(event, self.now))
 
+    def hear(self, rank: str, message: Message, source: str) -> None:
+        """Let a message arrive that no core has sent."""
+        self.give(rank, MessageReceived(message, source.encode()))
+
+    def sender(self, rank: str) -> Sender:
+        """Return how a rank signs its messages."""
+        return self.cores[rank].sender
+
+    def collect(self) -> None:
+        """Let vLLM take the reports that wait."""
+        waiting, self.uncollected = self.uncollected, []
+        for rank, report in waiting:
+            self.give(rank, commands.Collected(report.key))
+
     def _take(self, rank: str, effects: list[object]) -> None:
         for effect in effects:
             if isinstance(effect, Send):
@@ -125,7 +175,9 @@ class World:
                 self.stopped[rank].append(effect)
             elif isinstance(effect, Report):
                 self.reports.append((rank, effect.outcome))
-                self.give(rank, commands.Collected(effect.key))
+                self.uncollected.append((rank, effect))
+        if self.collecting and self.uncollected:
+            self.collect()
 
     def deliver(self, rounds: int = 50) -> list[str]:
         """Let every message arrive, and what it causes; return what was said, as text."""
@@ -141,17 +193,29 @@ class World:
                     self.give(packet.target, MessageReceived(packet.message, packet.source.encode()))
         return said
 
-    def advance(self, seconds: float, deliver: bool = True, step: float = 0.5) -> None:
-        """Let time pass, in steps, firing timers and (unless told otherwise) delivering what they send."""
+    def lose(self, *names: str) -> None:
+        """Lose every message of these kinds from now on; with none given, every message."""
+        self.drop = lambda packet: not names or type(packet.message).__name__ in names
+
+    def lose_nothing(self) -> None:
+        """Let every message arrive from now on."""
+        self.drop = lambda packet: False
+
+    def advance(self, seconds: float, deliver: bool = True, step: float = 0.5) -> list[str]:
+        """Let time pass, in steps, firing timers and (unless told otherwise) delivering what they send;
+        return what was said.
+        """
+        said: list[str] = []
         end = self.now + seconds
         while self.now < end:
             self.now = min(self.now + step, end)
             for rank, core in list(self.cores.items()):
                 self._take(rank, core.tick(self.now))
             if deliver:
-                self.deliver()
+                said += self.deliver()
             else:
                 self.network.clear()
+        return said
 
     def finish_copies(self, rank: str, ok: bool = True, reason: str = "") -> None:
         """End all copies of a rank."""
@@ -197,6 +261,10 @@ class World:
                     cached_tokens=cached,
                 ),
             )
+
+    def renounce(self, key: TransferKey = KEY) -> None:
+        for rank in self.ranks("D"):
+            self.give(rank, commands.Renounce(key, remote(self.engines["P"])))
 
     def accept(self, key: TransferKey = KEY) -> None:
         for rank in self.ranks("D"):

@@ -1,0 +1,66 @@
+"""Messages that a test makes up: early, late, repeated, or from somebody who should not have spoken."""
+
+from dfirst.protocol import messages as wire
+from dfirst.protocol.messages import Sender, TransferKey
+from dfirst.protocol.modes import BLOCKWISE, LAYERWISE
+from dfirst.protocol.shards import layout_digest
+
+from .world import KEY, PROMPT, World
+
+ROUTER = Sender("router", -1, "r")
+
+
+def query(
+    world: World,
+    mover: str,
+    owner: str,
+    sequence: int = 1,
+    cached: int = 0,
+    prompt: int = PROMPT,
+    sender: Sender | None = None,
+    digest: str = "",
+) -> None:
+    """Let ``owner`` hear a QUERY of ``mover``."""
+    message = wire.Query(
+        sender=sender or world.sender(mover),
+        key=KEY,
+        sequence=sequence,
+        target_incarnation=world.sender(owner).incarnation,
+        mode=mode_of(mover),
+        layout_digest=digest or layout_digest(world.engines[mover[0]]),
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+    )
+    world.hear(owner, message, mover)
+
+
+def done(world: World, mover: str, owner: str, cached: int = 0, sender: Sender | None = None) -> None:
+    """Let ``owner`` hear a DONE of ``mover``."""
+    message = wire.Done(
+        sender=sender or world.sender(mover),
+        key=KEY,
+        target_incarnation=world.sender(owner).incarnation,
+        mode=mode_of(mover),
+        layout_digest=layout_digest(world.engines[mover[0]]),
+        prompt_tokens=PROMPT,
+        cached_tokens=cached,
+    )
+    world.hear(owner, message, mover)
+
+
+def stop(world: World, mover: str, owner: str, sender: Sender | None = None) -> None:
+    """Let ``owner`` hear a STOPPED of ``mover``."""
+    target = world.sender(owner).incarnation
+    message = wire.Stopped(sender or world.sender(mover), KEY, target, mode_of(mover), "it gave up")
+    world.hear(owner, message, mover)
+
+
+def cancel(world: World, rank: str, target: str, mode: str, key: TransferKey = KEY) -> None:
+    """Let a rank hear a router's CANCEL."""
+    incarnation = world.sender(rank).incarnation
+    world.hear(rank, wire.Cancel(ROUTER, key, incarnation, target, mode, "the client has gone"), "router")
+
+
+def mode_of(mover: str) -> str:
+    """Decode ranks move block-wise, prefill ranks layer-wise."""
+    return BLOCKWISE if mover.startswith("D") else LAYERWISE
