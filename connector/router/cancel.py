@@ -19,8 +19,9 @@ class RankAddress(msgspec.Struct, frozen=True):
 
 class TransferCanceller(Protocol):
     async def cancel(
-        self, ranks: Sequence[RankAddress], transfer_id: str, attempt: int, reason: str
-    ) -> None: ...
+        self, ranks: Sequence[RankAddress], transfer_id: str, attempt: int, mode: str, reason: str
+    ) -> None:
+        """``mode`` is a ``Mode``'s value; the ranks are those that own the transfer's blocks in it."""
 
     def close(self) -> None:
         """Called once, in the event loop, when the router stops."""
@@ -29,7 +30,9 @@ class TransferCanceller(Protocol):
 class NullCanceller:
     """Tells nobody: engines then learn of an end from their closed HTTP requests and their leases."""
 
-    async def cancel(self, ranks: Sequence[RankAddress], transfer_id: str, attempt: int, reason: str) -> None:
+    async def cancel(
+        self, ranks: Sequence[RankAddress], transfer_id: str, attempt: int, mode: str, reason: str
+    ) -> None:
         return None
 
     def close(self) -> None:

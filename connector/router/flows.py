@@ -167,7 +167,7 @@ class Flows:
 
     def _prefill_failed(self, transfer: Transfer, post: MetaserverPost, reason: str) -> None:
         if not transfer.ended:
-            self._cancel(post.remote_ranks, transfer.transfer_id, post.attempt, reason)
+            self._cancel(post.remote_ranks, transfer, post.attempt, reason)
 
     async def _ask_prefill(self, transfer: Transfer, content: Callable[[int], bytes]) -> bytes:
         seconds = self._settings.prefill_timeout_seconds
@@ -184,18 +184,19 @@ class Flows:
         if transfer.prefill_task is not None:
             transfer.prefill_task.cancel()
             transfer.prefill_task = None
-        self._cancel(transfer.prefill_ranks, transfer.transfer_id, transfer.attempt, reason)
+        self._cancel(transfer.prefill_ranks, transfer, transfer.attempt, reason)
         if transfer.posted_attempt is not None:
-            self._cancel(transfer.decode_ranks, transfer.transfer_id, transfer.posted_attempt, reason)
+            self._cancel(transfer.decode_ranks, transfer, transfer.posted_attempt, reason)
 
-    def _cancel(self, ranks: Sequence[RankAddress], transfer_id: str, attempt: int, reason: str) -> None:
+    def _cancel(self, ranks: Sequence[RankAddress], transfer: Transfer, attempt: int, reason: str) -> None:
         """Beside the request: neither the client nor the other engine waits for it."""
-        if not ranks:
+        if not ranks or transfer.mode is None:
             return
+        transfer_id, mode = transfer.transfer_id, transfer.mode.value
 
         async def tell() -> None:
             with anyio.fail_after(self._settings.cancel_timeout_seconds):
-                await self._canceller.cancel(tuple(ranks), transfer_id, attempt, reason)
+                await self._canceller.cancel(tuple(ranks), transfer_id, attempt, mode, reason)
 
         self._metrics.cancels.inc()
         self.background.spawn(tell(), f"cancelling transfer {transfer_id}")

@@ -40,8 +40,8 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     """From the request's first byte to the answer's last."""
     models_timeout_seconds: float = 10.0
     """For a decode engine to name its models."""
-    cancel_timeout_seconds: float = 5.0
-    """For telling one engine's ranks that a transfer is over."""
+    cancel_timeout_seconds: float = 10.0
+    """For telling one engine's ranks that a transfer is over; a few repetitions must fit in."""
     prefill_grace_seconds: float = 5.0
     """How long a prefill may run on after the decode engine has answered in full."""
     shutdown_seconds: float = 30.0

@@ -52,14 +52,16 @@ class Served:
 
 class RecordingCanceller:
     def __init__(self) -> None:
-        self.calls: list[tuple[list[dict], str, int, str]] = []
+        self.calls: list[tuple[list[dict], str, int, str, str]] = []
         self.closed = 0
         self.error: Exception | None = None
 
-    async def cancel(self, ranks: Sequence[RankAddress], transfer_id: str, attempt: int, reason: str) -> None:
+    async def cancel(
+        self, ranks: Sequence[RankAddress], transfer_id: str, attempt: int, mode: str, reason: str
+    ) -> None:
         assert not self.closed
         as_dicts = [{"host": r.host, "port": r.port, "incarnation": r.incarnation} for r in ranks]
-        self.calls.append((as_dicts, transfer_id, attempt, reason))
+        self.calls.append((as_dicts, transfer_id, attempt, mode, reason))
         if self.error is not None:
             raise self.error
 

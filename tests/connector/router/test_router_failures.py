@@ -42,8 +42,8 @@ def test_when_d_fails_p_s_ranks_are_told(
     d.fail_with = failure
     assert router.complete().status_code == (400 if failure[0] == 400 else 502)
     wait_until(lambda: router.canceller.calls, "P's ranks are told")
-    ranks, transfer_id, attempt, reason = router.canceller.calls[0]
-    assert (ranks, transfer_id, attempt) == (P_RANKS, p.params[0]["transfer_id"], 0)
+    ranks, transfer_id, attempt, mode, reason = router.canceller.calls[0]
+    assert (ranks, transfer_id, attempt, mode) == (P_RANKS, p.params[0]["transfer_id"], 0, "blockwise")
     assert str(failure[0]) in reason
     assert "prompt" not in reason
 
@@ -57,8 +57,8 @@ def test_layerwise_a_prefill_that_fails_is_told_to_d_s_ranks(
     # D recomputes once it is told.
     d.has_arrived = lambda transfer_id: router.canceller.calls
     assert router.complete("layerwise").status_code == 200
-    ranks, transfer_id, attempt, reason = router.canceller.calls[0]
-    assert (ranks, transfer_id, attempt) == (D_RANKS, d.params[0]["transfer_id"], 0)
+    ranks, transfer_id, attempt, mode, reason = router.canceller.calls[0]
+    assert (ranks, transfer_id, attempt, mode) == (D_RANKS, d.params[0]["transfer_id"], 0, "layerwise")
     assert "prefill engine" in reason
     assert len(router.canceller.calls) == 1
 
@@ -70,7 +70,7 @@ def test_layerwise_a_prefill_that_takes_too_long_is_told_to_d_s_ranks(
     p.hang = True
     d.has_arrived = lambda transfer_id: router.canceller.calls
     assert router.complete("layerwise").status_code == 200
-    assert "within 0.1 seconds" in router.canceller.calls[0][3]
+    assert "within 0.1 seconds" in router.canceller.calls[0][-1]
     wait_until(lambda: p.aborted == 1, "P's request is closed")
 
 
@@ -80,7 +80,7 @@ def test_layerwise_with_no_p_at_all_is_told_to_d_s_ranks(
     router = make_router(prefill=(f"http://127.0.0.1:{free_port()}",))
     d.has_arrived = lambda transfer_id: router.canceller.calls
     assert router.complete("layerwise").status_code == 200
-    assert "accepts connections" in router.canceller.calls[0][3]
+    assert "accepts connections" in router.canceller.calls[0][-1]
 
 
 def test_a_canceller_that_fails_harms_no_request(

@@ -39,7 +39,7 @@ class TestHangUp:
             wait_until(lambda: d.aborted == 1, "D's request is closed")
             wait_until(lambda: router.canceller.calls, "D's ranks are told")
             transfer_id = d.params[0]["transfer_id"]
-            assert router.canceller.calls == [(D_RANKS, transfer_id, 0, "the client hung up")]
+            assert router.canceller.calls == [(D_RANKS, transfer_id, 0, mode, "the client hung up")]
             assert d.last_post is not None
             assert httpx.post(d.last_post[0], json=d.last_post[1]).status_code == 404
 
@@ -56,7 +56,7 @@ class TestHangUp:
         wait_until(lambda: d.aborted == 1, "D's request is closed")
         ranks = P_RANKS if mode == "blockwise" else D_RANKS
         wait_until(lambda: router.canceller.calls, "the known ranks are told")
-        assert router.canceller.calls == [(ranks, d.params[0]["transfer_id"], 0, "the client hung up")]
+        assert router.canceller.calls == [(ranks, d.params[0]["transfer_id"], 0, mode, "the client hung up")]
 
     def test_on_several_prompts(
         self, router: Router, p: FakePrefillEngine, d: FakeDecodeEngine, mode: str, stream: bool
