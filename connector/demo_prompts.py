@@ -47,8 +47,11 @@ def demo_rounds(mode: Mode, block_tokens: int, chunk_tokens: int) -> list[Round]
 
     prefix = text(f"{mode} shared prefix", 10 * block_tokens)
     shared = [
-        (DemoRequest(mode=mode, name=name, prompt=prefix + text(f"{mode} {name}", tokens)),)
-        for name, tokens in ((SHARED_FIRST, block_tokens + 5), (SHARED_SECOND, block_tokens + 9))
+        (DemoRequest(mode=mode, name=name, prompt=prefix + text(f" {end}", tokens)),)
+        for name, end, tokens in (
+            (SHARED_FIRST, "first end", block_tokens + 5),
+            (SHARED_SECOND, "second end", block_tokens + 9),
+        )
     ]
     at_once = tuple(
         DemoRequest(mode=mode, name=name, prompt=text(f"{mode} {name}", number * block_tokens + 3 * number))
