@@ -216,7 +216,11 @@ class RankCore:
         self._layout_arrived(None)
 
     def _layout_arrived(self, digest: str | None) -> None:
-        """Wake everybody who waits for this layout, or for this engine's own."""
+        """Wake everybody who waits for this layout, or for this engine's own; nothing can be judged, and
+        would only be asked for again, before both are here.
+        """
+        if self.peers.own is None:
+            return
         for owner in list(self.owners.values()):
             if owner.awaits_layout(digest):
                 owner.fire("layout")
