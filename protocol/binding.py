@@ -86,8 +86,9 @@ class BoundMachine:
         source = entity.state
         trigger = self._machine.events.get(event)
         # Asked first, as transitions itself would write a line into the log for every ignored event.
-        known = trigger is not None and source in trigger.transitions
-        taken: bool = known and trigger.trigger(entity, payload=payload)
+        taken = False
+        if trigger is not None and source in trigger.transitions:
+            taken = bool(trigger.trigger(entity, payload=payload))
         if not taken:
             entity.observer.unheard(entity, event, (source, event) in self._ignored)
         return taken

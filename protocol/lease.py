@@ -23,20 +23,22 @@ def mover_end(timing: Timing, asked_at: float, lease_seconds: float) -> float:
     return asked_at + lease_seconds - mover_margin_seconds(timing, lease_seconds)
 
 
-def owner_end(timing: Timing, answered_at: float, writes: bool) -> float:
+def write_tail_seconds(timing: Timing) -> float:
+    """Return for how long after its lease has ended a mover's write may still land (rule R3)."""
+    return timing.copy_timeout_seconds + timing.stall_allowance_seconds
+
+
+def owner_end(timing: Timing, answered_at: float, tail_seconds: float) -> float:
     """Return when the owner may take its blocks back; it acts at or after this.
 
     A read counts only if it ended inside the mover's lease, so the lease alone is enough. A write has been
-    started inside it and may still be under way for the copy time-out and a stall of the mover (rule R3).
+    started inside it and may still be under way for ``tail_seconds``, which its mover says (rule R3).
     """
-    end = answered_at + timing.lease_seconds
-    if writes:
-        end += timing.copy_timeout_seconds + timing.stall_allowance_seconds
-    return end
+    return answered_at + timing.lease_seconds + tail_seconds
 
 
-def farewell_seconds(timing: Timing, writes: bool) -> float:
+def farewell_seconds(timing: Timing, tail_seconds: float) -> float:
     """Return how long a mover repeats its last word: until the lease that it ends has ended by itself
     (rule R9), and no shorter than configured.
     """
-    return max(timing.farewell_seconds, owner_end(timing, 0.0, writes))
+    return max(timing.farewell_seconds, owner_end(timing, 0.0, tail_seconds))

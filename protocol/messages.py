@@ -69,6 +69,10 @@ class Query(msgspec.Struct, frozen=True, tag="QUERY"):
     """Tokens of the prompt."""
     cached_tokens: int
     """Tokens at its start that the decode side has already."""
+    tail_seconds: float
+    """For how long after its lease has ended a write of this mover may still land: its copy time-out and
+    its stall allowance (rule R3); 0 for reads.
+    """
 
 
 class Metadata(msgspec.Struct, frozen=True, tag="METADATA"):

@@ -8,7 +8,7 @@ from .binding import BoundMachine, effect, guard
 from .commands import CopyEnded, LegKey
 from .effects import Send, StartCopies, StopCopies
 from .entity import Core, CoreEntity
-from .lease import farewell_seconds, mover_end
+from .lease import farewell_seconds, mover_end, write_tail_seconds
 from .messages import Cancel, Done, Gone, Metadata, Query, Stopped, TransferKey
 from .modes import BLOCKWISE, LAYERWISE, OWNER
 from .plan import Leg
@@ -131,6 +131,7 @@ class MoverLeg(CoreEntity):
                 layout_digest=self.core.peers.own_digest,
                 prompt_tokens=self.transfer.prompt_tokens,
                 cached_tokens=self.transfer.cached_tokens,
+                tail_seconds=self._tail_seconds,
             )
         )
         self.arm("query_retry", self.core.timing.query_retry_seconds)
@@ -257,6 +258,10 @@ class MoverLeg(CoreEntity):
 
     # Helpers
 
+    @property
+    def _tail_seconds(self) -> float:
+        return write_tail_seconds(self.core.timing) if self.transfer.mode == LAYERWISE else 0.0
+
     def _failure_text(self, cause: object) -> str:
         if isinstance(cause, Gone):
             return f"{self.peer_name} refused: {cause.reason}"
@@ -276,7 +281,7 @@ class MoverLeg(CoreEntity):
         self.last_word = word
         self._send(word)
         self.arm("done_retry", self.core.timing.done_retry_seconds)
-        self.arm("farewell_end", farewell_seconds(self.core.timing, self.transfer.mode == LAYERWISE))
+        self.arm("farewell_end", farewell_seconds(self.core.timing, self._tail_seconds))
 
     def _send(self, message: Query | Done | Stopped | Cancel) -> None:
         self.core.emit(Send(self.peer.host, self.peer.port, message))

@@ -5,7 +5,7 @@ from typing import ClassVar, Protocol
 from .binding import BoundMachine, effect
 from .effects import Reply
 from .entity import Core, CoreEntity
-from .lease import owner_end
+from .lease import owner_end, write_tail_seconds
 from .messages import Ack, Cancel, Metadata, Query, Sender, TransferKey
 from .modes import LAYERWISE, MOVER
 
@@ -24,7 +24,7 @@ class OwnerTransfer(Protocol):
 class OwnerLeg(CoreEntity):
     """What was lent to one mover."""
 
-    __slots__ = ("lent_until", "mover", "route", "transfer")
+    __slots__ = ("lent_until", "mover", "route", "tail_seconds", "transfer")
 
     def __init__(self, core: Core, transfer: OwnerTransfer, mover: Sender) -> None:
         super().__init__(core, transfer.key)
@@ -32,6 +32,8 @@ class OwnerLeg(CoreEntity):
         self.mover = mover
         self.route = b""
         self.lent_until = 0.0
+        # Never less than what this side is configured for, whatever the mover says of itself.
+        self.tail_seconds = write_tail_seconds(core.timing) if transfer.mode == LAYERWISE else 0.0
 
     @property
     def peer_name(self) -> str:
@@ -44,10 +46,12 @@ class OwnerLeg(CoreEntity):
         return self.state == "LENT"
 
     @effect
-    def extend(self, _payload: object) -> None:
+    def extend(self, question: Query | None) -> None:
         """Restart the count (rule R1)."""
-        writes = self.transfer.mode == LAYERWISE
-        self.lent_until = max(self.lent_until, owner_end(self.core.timing, self.core.now, writes))
+        if question is not None:
+            self.tail_seconds = max(self.tail_seconds, question.tail_seconds)
+        end = owner_end(self.core.timing, self.core.now, self.tail_seconds)
+        self.lent_until = max(self.lent_until, end)
         self.core.arm(self, "lease_end", self.lent_until)
 
     @effect

@@ -243,6 +243,8 @@ class OwnerTransfer(CoreEntity):
                 f"the asker speaks of {query.prompt_tokens} prompt tokens, {query.cached_tokens} cached, "
                 f"this rank of {self.prompt_tokens} and {cached_tokens}"
             )
+        if not 0 <= query.tail_seconds <= self.core.timing.transfer_deadline_seconds:
+            return f"a write that may land {query.tail_seconds:g} s after its lease outlasts this deadline"
         try:
             plan = peers.plan(query.layout_digest, self.own_side)
             request = plan.request(self.key.transfer_id, query.prompt_tokens, query.cached_tokens)

@@ -19,6 +19,7 @@ def query(
     prompt: int = PROMPT,
     sender: Sender | None = None,
     digest: str = "",
+    tail: float = 0.0,
 ) -> None:
     """Let ``owner`` hear a QUERY of ``mover``."""
     message = wire.Query(
@@ -30,6 +31,7 @@ def query(
         layout_digest=digest or layout_digest(world.engines[mover[0]]),
         prompt_tokens=prompt,
         cached_tokens=cached,
+        tail_seconds=tail,
     )
     world.hear(owner, message, mover)
 

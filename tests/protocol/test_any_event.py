@@ -38,6 +38,7 @@ FIELDS = {
     "directory": st.sampled_from([P, D, OTHER]),
     "prompt_tokens": TOKENS,
     "cached_tokens": CACHED,
+    "tail_seconds": st.sampled_from([0.0, 1.0, -1.0, 1e9, float("nan")]),
     "lease_seconds": SECONDS,
     "block_ids": BLOCK_IDS,
     "keys": st.lists(KEYS, max_size=3),
