@@ -232,6 +232,7 @@ def test_mla_gets_the_kernels_that_know_float32(tmp_path: Path) -> None:
     command = engine_command(spec(model=str(make_model(tmp_path, "mla"))), 8100, on_cpu=True)
     assert option(command, "--block-size") == "16"
     assert option(command, "--attention-backend") == "CPU_MLA"
+    assert "-rotary_embedding" in json.loads(option(command, "--compilation-config"))["custom_ops"]
 
 
 def test_what_the_user_says_wins(tmp_path: Path) -> None:
