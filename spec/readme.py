@@ -1,0 +1,132 @@
+"""Writes the second half of spec/README.md: every machine, message and timer, from the files of the spec.
+
+What people wrote stands above the first marker and is left alone. ``python -m dfirst.spec.readme`` rewrites
+the rest, and so does ``dfirst diagrams`` in a checkout; a test says that it is current.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import dfirst.spec
+from dfirst.protocol.specification import (
+    SAME_STATE,
+    FieldSpec,
+    MachineSpec,
+    TransitionSpec,
+    load_machine,
+    load_timers,
+    load_wire,
+)
+
+from .mermaid import state_diagram
+
+BEGIN = "<!-- From here on written by `python -m dfirst.spec.readme`. -->"
+END = "<!-- Up to here. -->"
+ORDER = (
+    "decode_blockwise",
+    "prefill_blockwise",
+    "decode_layerwise",
+    "prefill_layerwise",
+    "mover_leg",
+    "owner_leg",
+    "decode_request",
+    "prefill_request",
+)
+"""The machines as they are best read; a test says that none is left out."""
+
+
+def readme_path() -> Path:
+    """Return where the README stands."""
+    return Path(dfirst.spec.__path__[0]) / "README.md"
+
+
+def rendered(present: str) -> str:
+    """Return the README's text with its generated part made anew."""
+    before, begin, rest = present.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"spec/README.md needs the lines {BEGIN!r} and {END!r}")
+    return f"{before}{BEGIN}\n\n{generated()}\n{END}{after}"
+
+
+def write() -> Path:
+    """Rewrite the README's generated part and return its path."""
+    path = readme_path()
+    path.write_text(rendered(path.read_text()))
+    return path
+
+
+def generated() -> str:
+    """Return the generated part: machines, messages, timers."""
+    parts = ["## The machines"]
+    parts += [_machine(load_machine(name)) for name in ORDER]
+    parts += ["## The messages", *_messages(), "## The timers", _timers()]
+    return "\n\n".join(parts) + "\n"
+
+
+def _machine(machine: MachineSpec) -> str:
+    parts = [
+        f"### {machine.title}",
+        f"`machines/{machine.name}.toml`",
+        " ".join(machine.about.split()),
+        f"```mermaid\n{state_diagram(machine)}```",
+        "\n".join(f"* `{state.name}`: {state.about}" for state in machine.states),
+        _table(
+            ("row", "from", "event", "guards", "to", "effects", "reason"),
+            (_row(row) for row in machine.transitions),
+        ),
+    ]
+    if machine.ignored:
+        entries = ((f"`{entry.event}`", ", ".join(entry.states), entry.reason) for entry in machine.ignored)
+        parts += ["Ignored, and counted:", _table(("event", "in", "reason"), entries)]
+    events = ((f"`{event.name}`", event.about) for event in machine.events)
+    parts += ["Its events:", _table(("event", "what it says"), events)]
+    return "\n\n".join(parts)
+
+
+def _row(row: TransitionSpec) -> tuple[str, ...]:
+    target = "(stays)" if row.target == SAME_STATE else row.target
+    guards, effects = ", ".join(row.guards), ", ".join(row.effects)
+    return row.id, row.source, f"`{row.event}`", guards, target, effects, row.reason
+
+
+def _messages() -> Iterator[str]:
+    wire = load_wire()
+    yield (
+        f"Protocol `{wire.protocol}`, version {wire.version}; a message has at most "
+        f"{wire.max_message_bytes // 2**20} MiB."
+    )
+    for message in wire.messages:
+        says = {"either": "either side says it"}.get(message.source, f"the {message.source} says it")
+        yield f"**{message.tag}** ({says}). {message.about}"
+        yield _fields(message.fields)
+    for record in wire.records:
+        yield f"**{record.name}**, inside of messages. {record.about}"
+        yield _fields(record.fields)
+
+
+def _fields(fields: Iterable[FieldSpec]) -> str:
+    return _table(
+        ("field", "type", "what it says"), ((f"`{f.name}`", f"`{f.type}`", f.about) for f in fields)
+    )
+
+
+def _timers() -> str:
+    timers = ((f"`{timer.name}`", f"{timer.default:g}", timer.about) for timer in load_timers().timers)
+    return _table(("timer", "default", "what it bounds"), timers)
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def main() -> int:
+    """Rewrite the README and name it."""
+    print(f"wrote {write().name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
