@@ -28,6 +28,7 @@ class Mode(str, Enum):
     """blockwise: D pulls when the prompt is computed; layerwise: P pushes each layer while it computes."""
 
     BLOCKWISE = "blockwise"
+    BLOCKWISE_D_FIRST = "blockwise-d-first"
     LAYERWISE = "layerwise"
 
 
@@ -38,7 +39,8 @@ class DemoModel(str, Enum):
 
 MODE_HELP = (
     "How the KV cache moves unless a request says otherwise in its header X-DFirst-Mode. blockwise: the "
-    "decode engine pulls it when the prompt is computed; layerwise: the prefill engine pushes each layer "
+    "decode engine pulls it when the prompt is computed; blockwise-d-first: so too, but both engines hear of "
+    "the request at once; layerwise: the prefill engine pushes each layer "
     "while it computes the next."
 )
 LAYOUT_HELP = "tp=2,dp=1 gives the ranks; devices=0+1 the accelerators, by their place."

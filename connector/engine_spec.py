@@ -17,7 +17,7 @@ from .processes import free_port
 
 Role = Literal["prefill", "decode", "single"]
 LoadFailurePolicy = Literal["recompute", "fail"]
-Mode = Literal["blockwise", "layerwise"]
+Mode = Literal["blockwise", "blockwise-d-first", "layerwise"]
 
 CONNECTOR = "DFirstConnector"
 KV_ROLES: dict[str, str] = {"prefill": "kv_producer", "decode": "kv_consumer"}

@@ -44,6 +44,12 @@ class EnginePool:
         engine.picked = self._picks
         return engine
 
+    def only(self, engine: Engine) -> "EnginePool":
+        """Return a pool of this one engine, which counts with the others what it has under way."""
+        alone = EnginePool(self.role, (), self._retry_after_seconds, self._clock)
+        alone.engines = (engine,)
+        return alone
+
     def is_usable(self, engine: Engine) -> bool:
         return engine.usable_from <= self._clock()
 

@@ -2,13 +2,13 @@
 
 Block-wise: the prefill engine answers, then the decode engine is asked with what it answered. Layer-wise:
 the decode engine is asked at once; when it posts to the metaserver, the prompt goes to a prefill engine
-beside it.
+beside it. Block-wise D-first: both are asked at once, once it is known where the prefill engine's ranks are.
 A transfer that ends early is cancelled at every rank known by then.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import anyio
@@ -18,16 +18,19 @@ import msgspec
 from .background import Background
 from .body import engine_body, prefill_body
 from .cancel import RankAddress, TransferCanceller
-from .engines import EnginePool
+from .directories import Directories, PrefillAddress
+from .engines import Engine, EnginePool
 from .errors import EngineError, RouterError
 from .metrics import RouterMetrics
 from .settings import Mode, RouterSettings
 from .throttle import Throttle
 from .transfers import Transfer, TransferRegister
 from .upstream import EngineCall, EngineLink
-from .wire import DecodeAsk, MetaserverPost, PrefillAnswer, PrefillAsk, PrefillGrant
+from .wire import DecodeAsk, MetaserverPost, PrefillAnswer, PrefillAsk, PrefillGrant, PullAsk
 
 logger = logging.getLogger(__name__)
+
+DATA_PARALLEL_RANK_HEADER = "X-data-parallel-rank"
 
 
 class Flows:
@@ -43,6 +46,7 @@ class Flows:
         self.decode = EnginePool("decode", settings.decode, settings.retry_engine_after_seconds)
         self.register = TransferRegister()
         self.background = Background()
+        self._directories = Directories()
         self._settings = settings
         self._link = link
         self._canceller = canceller
@@ -79,6 +83,8 @@ class Flows:
     def _answer(self, transfer: Transfer) -> AbstractAsyncContextManager[httpx.Response]:
         if transfer.mode is Mode.BLOCKWISE:
             return self._blockwise(transfer)
+        if transfer.mode is Mode.BLOCKWISE_D_FIRST:
+            return self._blockwise_d_first(transfer)
         if transfer.mode is Mode.LAYERWISE:
             return self._layerwise(transfer)
         return self._link.open(self.decode, call_for(transfer, lambda _: engine_body(transfer.body, None)))
@@ -97,7 +103,10 @@ class Flows:
             transfer.attempt = tries
             return prefill_body(transfer.body, PrefillAsk(transfer_id=transfer.transfer_id, attempt=tries))
 
-        answer = await self._ask_prefill(transfer, content)
+        return self._read_grant(transfer, *await self._ask_prefill(transfer, content))
+
+    def _read_grant(self, transfer: Transfer, url: str, answer: bytes) -> msgspec.Raw | None:
+        """The parameters by which the prefill engine at ``url`` lets its blocks be pulled; None without."""
         try:
             raw = msgspec.json.decode(answer, type=PrefillAnswer).kv_transfer_params
             grant = msgspec.json.decode(raw, type=PrefillGrant | None)
@@ -111,7 +120,58 @@ class Flows:
         if grant.transfer_id not in (None, transfer.transfer_id):
             what = "the prefill engine answered for another transfer"
             raise EngineError(502, what, transfer.transfer_id)
+        self._directories.learn(url, raw)
         return raw
+
+    @asynccontextmanager
+    async def _blockwise_d_first(self, transfer: Transfer) -> AsyncIterator[httpx.Response]:
+        """Both engines at once, where it is known where the prefill engine's ranks are; else P-first."""
+        engine = self.prefill.pick(())
+        address = self._directories.take(engine.url) if engine is not None else None
+        if engine is None or address is None:
+            async with self._blockwise(transfer) as response:
+                yield response
+            return
+        transfer.prefill_ranks = address.remote_ranks
+        transfer.prefill_task = self.background.spawn(
+            self._prefill_early(transfer, engine, address), f"prefill of transfer {transfer.transfer_id}"
+        )
+        ask = PullAsk(
+            transfer_id=transfer.transfer_id,
+            attempt=transfer.attempt,
+            remote_engine_id=address.remote_engine_id,
+            remote_host=address.remote_host,
+            remote_port=address.remote_port,
+            remote_ranks=address.remote_ranks,
+            layout_digest=address.layout_digest,
+        )
+        body = engine_body(transfer.body, ask)
+        async with self._link.open(self.decode, call_for(transfer, lambda _: body)) as response:
+            yield response
+
+    async def _prefill_early(self, transfer: Transfer, engine: Engine, address: PrefillAddress) -> None:
+        """Compute the prompt beside the decode engine, which waits for it; tell the ranks if it fails."""
+        ask = PrefillAsk(transfer_id=transfer.transfer_id, attempt=transfer.attempt)
+        body = prefill_body(transfer.body, ask)
+        reason = "the prefill engine holds no blocks for the transfer"
+        granted = None
+        try:
+            rank = address.data_parallel_rank
+            pinned = {} if rank is None else {DATA_PARALLEL_RANK_HEADER: rank}
+            url, answer = await self._ask_prefill(transfer, lambda _: body, self.prefill.only(engine), pinned)
+            granted = self._read_grant(transfer, url, answer)
+        except RouterError as error:
+            logger.warning("transfer %s: prefill failed: %s", transfer.transfer_id, error.reason)
+            reason = error.reason
+        finally:
+            same = transfer.prefill_ranks == address.remote_ranks
+            if not same:
+                reason = "the prefill engine was restarted since the decode engine was told of it"
+            if granted is None or not same:
+                self._directories.forget(engine.url)
+                if not transfer.ended:
+                    for ranks in {address.remote_ranks, transfer.prefill_ranks}:
+                        self._cancel(ranks, transfer, transfer.attempt, reason)
 
     def _note_no_grant(self, transfer: Transfer) -> None:
         self._metrics.without_transfer.inc()
@@ -169,12 +229,21 @@ class Flows:
         if not transfer.ended:
             self._cancel(post.remote_ranks, transfer, post.attempt, reason)
 
-    async def _ask_prefill(self, transfer: Transfer, content: Callable[[int], bytes]) -> bytes:
+    async def _ask_prefill(
+        self,
+        transfer: Transfer,
+        content: Callable[[int], bytes],
+        pool: EnginePool | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[str, bytes]:
+        """The URL of the engine that answered, and its answer."""
         seconds = self._settings.prefill_timeout_seconds
+        call = call_for(transfer, content, headers)
         try:
             with anyio.fail_after(seconds):
-                async with self._link.open(self.prefill, call_for(transfer, content)) as response:
-                    return await response.aread()
+                async with self._link.open(pool or self.prefill, call) as response:
+                    url = str(response.request.url).removesuffix(transfer.path)
+                    return url, await response.aread()
         except TimeoutError as error:
             what = f"the prefill engine did not answer within {seconds:g} seconds"
             raise EngineError(504, what, transfer.transfer_id) from error
@@ -192,7 +261,7 @@ class Flows:
         """Beside the request: neither the client nor the other engine waits for it."""
         if not ranks or transfer.mode is None:
             return
-        transfer_id, mode = transfer.transfer_id, transfer.mode.value
+        transfer_id, mode = transfer.transfer_id, transfer.mode.on_the_wire
 
         async def tell() -> None:
             with anyio.fail_after(self._settings.cancel_timeout_seconds):
@@ -202,11 +271,13 @@ class Flows:
         self.background.spawn(tell(), f"cancelling transfer {transfer_id}")
 
 
-def call_for(transfer: Transfer, content: Callable[[int], bytes]) -> EngineCall:
+def call_for(
+    transfer: Transfer, content: Callable[[int], bytes], headers: Mapping[str, str] | None = None
+) -> EngineCall:
     return EngineCall(
         method="POST",
         path=transfer.path,
-        headers=transfer.headers,
+        headers={**transfer.headers, **(headers or {})},
         transfer_id=transfer.transfer_id,
         content=content,
     )

@@ -11,8 +11,15 @@ class Mode(enum.Enum):
 
     BLOCKWISE = "blockwise"
     """The prefill engine computes first, then the decode engine pulls."""
+    BLOCKWISE_D_FIRST = "blockwise-d-first"
+    """Both hear of it at once; the decode engine asks early and pulls when the prompt is computed."""
     LAYERWISE = "layerwise"
     """The decode engine makes room first, then the prefill engine pushes."""
+
+    @property
+    def on_the_wire(self) -> str:
+        """What the engines call it: who hears first is no affair of theirs."""
+        return Mode.BLOCKWISE.value if self is Mode.BLOCKWISE_D_FIRST else self.value
 
 
 class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,8 +81,8 @@ def parse_mode(name: str) -> Mode:
     try:
         return Mode(name.strip().lower())
     except ValueError:
-        known = " or ".join(mode.value for mode in Mode)
-        raise ValueError(f"unknown mode {name[:40]!r}: use {known}") from None
+        known = ", ".join(mode.value for mode in Mode)
+        raise ValueError(f"unknown mode {name[:40]!r}: use one of {known}") from None
 
 
 def check_engine_urls(role: str, urls: tuple[str, ...]) -> None:

@@ -32,6 +32,20 @@ class DecodeAsk(msgspec.Struct, frozen=True, kw_only=True):
     do_remote_decode: bool = False
 
 
+class PullAsk(msgspec.Struct, frozen=True, kw_only=True):
+    """Block-wise D-first, to the decode engine: pull from these ranks when they have computed the prompt."""
+
+    transfer_id: str
+    attempt: int
+    remote_engine_id: str
+    remote_host: str
+    remote_port: int
+    remote_ranks: tuple[RankAddress, ...]
+    layout_digest: str
+    do_remote_prefill: bool = True
+    do_remote_decode: bool = False
+
+
 class PrefillAnswer(msgspec.Struct):
     """Of a prefill engine's answer, the one field that matters."""
 

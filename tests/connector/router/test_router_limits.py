@@ -96,7 +96,7 @@ def test_a_body_that_is_no_json_object_is_refused(router: Router, content: bytes
 def test_an_unknown_mode_is_refused(router: Router, p: FakePrefillEngine) -> None:
     answer = router.complete("sideways")
     assert answer.status_code == 400
-    assert "use blockwise or layerwise" in message_of(answer)
+    assert "use one of blockwise, blockwise-d-first, layerwise" in message_of(answer)
     assert p.bodies == []
 
 

@@ -1,0 +1,66 @@
+"""What the router knows of prefill engines before it asks them: where their ranks are.
+
+Block-wise D-first the decode engine hears of a transfer while the prompt is still being computed, so it has
+to be told beforehand whose blocks it will read. An engine says where its ranks are with every prompt that
+it computes; the newest word counts, since a restarted engine has other addresses. An API server may front
+several data-parallel engines: each is known by its own id, and a request is pinned to the one that was
+named.
+"""
+
+import re
+
+import msgspec
+
+from .cancel import RankAddress
+
+RANK_IN_ID = re.compile(r"_dp(\d+)$")
+"""How vLLM names the engine of a data-parallel rank."""
+MAX_ENGINES = 4096
+
+
+class PrefillAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Of what a prefill engine answers, what stays true for its next prompts."""
+
+    remote_engine_id: str
+    remote_host: str
+    remote_port: int
+    remote_ranks: tuple[RankAddress, ...]
+    layout_digest: str
+
+    @property
+    def data_parallel_rank(self) -> str | None:
+        """For the header ``X-data-parallel-rank``; None for an engine that is no data-parallel rank."""
+        found = RANK_IN_ID.search(self.remote_engine_id)
+        return found.group(1) if found else None
+
+
+class Directories:
+    """The addresses of prefill engines by the URL of their API server."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[str, PrefillAddress]] = {}
+
+    def learn(self, url: str, params: msgspec.Raw) -> None:
+        """Note what an engine answered; parameters of other connectors say too little and change nothing."""
+        try:
+            address = msgspec.json.decode(params, type=PrefillAddress)
+        except msgspec.ValidationError:
+            return
+        engines = self._known.setdefault(url, {})
+        engines.pop(address.remote_engine_id, None)
+        if len(engines) < MAX_ENGINES:
+            engines[address.remote_engine_id] = address
+
+    def take(self, url: str) -> PrefillAddress | None:
+        """Return one of the engines behind this URL, each in its turn; None if none is known."""
+        engines = self._known.get(url)
+        if not engines:
+            return None
+        engine_id = next(iter(engines))
+        address = engines.pop(engine_id)
+        engines[engine_id] = address
+        return address
+
+    def forget(self, url: str) -> None:
+        """What was known may be wrong: the next prompt is computed first, and tells."""
+        self._known.pop(url, None)
