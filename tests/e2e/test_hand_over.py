@@ -7,6 +7,7 @@ from dfirst.connector.engine_spec import Mode
 from .engines import EngineHouse, assert_equal, prompts
 
 LAYOUTS: tuple[tuple[Kind, int, int], ...] = (("gqa", 2, 1), ("gqa", 1, 2), ("mla", 1, 1), ("mla", 2, 1))
+MODES: tuple[Mode, ...] = ("blockwise", "blockwise-d-first", "layerwise")
 TOKENS = (20, 64, 100, 600)
 """Shorter than a block, whole blocks, ending inside a block, and several chunks."""
 
@@ -16,7 +17,7 @@ def test_every_layout_hands_over_token_for_token(
     engines: EngineHouse, kind: Kind, prefill_tp: int, decode_tp: int
 ) -> None:
     title = f"{prefill_tp} to {decode_tp}"
-    requests = prompts("blockwise", *TOKENS, title=title) + prompts("layerwise", *TOKENS, title=title)
+    requests = [request for mode in MODES for request in prompts(mode, *TOKENS, title=title)]
     references = engines.references(kind, requests)
     pair = engines.pair(kind, prefill_tp=prefill_tp, decode_tp=decode_tp)
     answers = pair.ask(requests)
@@ -25,7 +26,7 @@ def test_every_layout_hands_over_token_for_token(
         assert pair.trace_of(answer).bytes > 0
 
 
-@pytest.mark.parametrize("mode", ["blockwise", "layerwise"])
+@pytest.mark.parametrize("mode", MODES)
 def test_many_at_once_with_a_shared_prefix_hand_over(engines: EngineHouse, mode: Mode) -> None:
     shared = prompts(mode, 200, title="shared")[0]
     requests = [
