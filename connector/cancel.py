@@ -4,16 +4,17 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Sequence
+from typing import Any, cast
 
 import msgspec
 import zmq
 import zmq.asyncio
 
-from ..protocol.messages import Cancel, Sender, TransferKey
+from ..protocol.messages import MAX_MESSAGE_BYTES, Ack, Cancel, Error, Message, Sender, TransferKey
 from ..protocol.modes import OWNER
 from ..protocol.timing import Timing
 from .router.cancel import RankAddress
-from .side_channel import HEADER
+from .side_channel import HEADER, bracketed
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +22,8 @@ ATTEMPTS = 5
 """How often CANCEL is sent to a rank that does not acknowledge it; then its leases and its hold time free
 it.
 """
+MAX_SOCKETS = 256
+"""Ranks that are told at the same time; further ones wait for their turn."""
 
 
 class SideChannelCanceller:
@@ -30,6 +33,8 @@ class SideChannelCanceller:
         self._timing = timing or Timing()
         self._sender = Sender("router", -1, secrets.token_hex(8))
         self._context: zmq.asyncio.Context | None = None
+        self._turns = asyncio.Semaphore(MAX_SOCKETS)
+        self._decoder = msgspec.msgpack.Decoder(cast(Any, Message))
 
     async def cancel(
         self, ranks: Sequence[RankAddress], transfer_id: str, attempt: int, mode: str, reason: str
@@ -53,18 +58,46 @@ class SideChannelCanceller:
             mode=mode,
             reason=reason,
         )
+        async with self._turns:
+            try:
+                acknowledged = await self._repeat(rank, message)
+            except zmq.ZMQError as error:
+                logger.warning("%s: %s:%d cannot be told: %s", key.transfer_id, rank.host, rank.port, error)
+                return
+        if not acknowledged:
+            logger.warning("%s: %s:%d did not hear of its end", key.transfer_id, rank.host, rank.port)
+
+    async def _repeat(self, rank: RankAddress, message: Cancel) -> bool:
+        """Say it until it is acknowledged; return whether it was."""
         self._context = self._context or zmq.asyncio.Context()
         socket = self._context.socket(zmq.DEALER)
         try:
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.IPV6, 1)
-            socket.connect(f"tcp://{rank.host}:{rank.port}")
+            socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+            socket.connect(f"tcp://{bracketed(rank.host)}:{rank.port}")
             for _ in range(ATTEMPTS):
                 await socket.send_multipart([HEADER, msgspec.msgpack.encode(message)])
-                if await socket.poll(int(self._timing.done_retry_seconds * 1000)):
-                    return
-            logger.warning("%s: %s:%d did not hear of its end", key.transfer_id, rank.host, rank.port)
-        except zmq.ZMQError as error:
-            logger.warning("%s: %s:%d cannot be told: %s", key.transfer_id, rank.host, rank.port, error)
+                try:
+                    return await asyncio.wait_for(
+                        self._answer(socket, message.key), self._timing.done_retry_seconds
+                    )
+                except asyncio.TimeoutError:
+                    continue
+            return False
         finally:
             socket.close()
+
+    async def _answer(self, socket: zmq.asyncio.Socket, key: TransferKey) -> bool:
+        """Wait for the rank's word on this transfer; return whether it is an acknowledgement."""
+        while True:
+            frames = await socket.recv_multipart()
+            try:
+                answer = self._decoder.decode(frames[-1])
+            except (msgspec.MsgspecError, ValueError, RecursionError):
+                return False  # whoever listens there speaks another language
+            if isinstance(answer, Ack) and answer.key == key:
+                return True
+            if isinstance(answer, Error):
+                logger.warning("%s: CANCEL was not understood: %s", key.transfer_id, answer.reason)
+                return False

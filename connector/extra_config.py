@@ -2,13 +2,16 @@
 start.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from ..protocol.modes import MODES
 from ..protocol.timing import Timing
+
+PROTOCOLS = ("tcp", "rdma", "ascend")
 
 
 class ExtraConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,42 +42,63 @@ class ExtraConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=True)
         first, _, last = self.port_range.partition("-")
         return range(int(first), int(last or first) + 1)
 
+    @property
+    def write_tail_seconds(self) -> float:
+        """How long after its lease has ended a pushed byte may still land (rules R3 and R4): a write is
+        tried for the copy time-out, and one that failed counts as in flight for the quarantine.
+        """
+        return self.copy_timeout_seconds + self.quarantine_seconds + self.stall_allowance_seconds
 
-def decode_extra_config(settings: Mapping[str, Any]) -> ExtraConfig:
+    def core_timing(self, copy_timeout_seconds: float, quarantine_seconds: float) -> Timing:
+        """Return the core's timers for an engine that really uses these two.
+
+        The core knows one time-out: the longest time from a look at the lease to the end of the copies that
+        were started on it. Raises ``ValueError`` with one sentence if the other settings leave no room.
+        """
+        used = msgspec.structs.replace(
+            self, copy_timeout_seconds=copy_timeout_seconds, quarantine_seconds=quarantine_seconds
+        )
+        _check(used)
+        return msgspec.structs.replace(used, copy_timeout_seconds=copy_timeout_seconds + quarantine_seconds)
+
+
+def decode_extra_config(settings: Mapping[str, Any] | None) -> ExtraConfig:
     """Return the settings; raise ``ValueError`` with one sentence if they cannot be used."""
     try:
-        config = msgspec.convert(dict(settings), ExtraConfig)
+        config = msgspec.convert(dict(settings or {}), ExtraConfig)
     except msgspec.ValidationError as error:
         known = ", ".join(sorted(ExtraConfig.__struct_fields__))
-        raise ValueError(
-            f"kv_connector_extra_config of DFirstConnector cannot be used: {error}. Known settings: {known}"
-        ) from error
-    problem = next(_problems(config), None)
-    if problem:
-        raise ValueError(f"kv_connector_extra_config of DFirstConnector cannot be used: {problem}")
+        raise ValueError(f"{_CANNOT_BE_USED}: {error}. Known settings: {known}") from error
+    _check(config)
     return config
 
 
-def _problems(config: ExtraConfig) -> Any:
+_CANNOT_BE_USED = "kv_connector_extra_config of DFirstConnector cannot be used"
+
+
+def _check(config: ExtraConfig) -> None:
+    problem = next(_problems(config), None)
+    if problem:
+        raise ValueError(f"{_CANNOT_BE_USED}: {problem}")
+
+
+def _problems(config: ExtraConfig) -> Iterator[str]:
     for name in (*Timing.__struct_fields__, "metaserver_timeout_seconds", "shutdown_seconds"):
         value = getattr(config, name)
-        if not value > 0:
-            yield f"{name} is {value:g} and must be above 0"
+        if not (value > 0 and math.isfinite(value)):
+            yield f"{name} is {value:g} and must be a number above 0"
     unknown = sorted(set(config.modes) - set(MODES))
     if unknown or not config.modes:
         yield f"modes is {list(config.modes)} and must name one or both of {', '.join(MODES)}"
-    if config.query_retry_seconds >= config.query_timeout_seconds:
-        yield (
-            f"query_retry_seconds is {config.query_retry_seconds:g} and must be below "
-            f"query_timeout_seconds, {config.query_timeout_seconds:g}"
-        )
-    margin = config.clock_drift_ratio * (config.lease_seconds + config.copy_timeout_seconds)
-    if config.lease_seconds <= margin + config.clock_step_seconds:
-        yield f"lease_seconds is {config.lease_seconds:g}, which the margin for drifting clocks uses up"
-    yield from _port_problems(config)
+    if config.mooncake_protocol not in ("", *PROTOCOLS):
+        yield f"mooncake_protocol is {config.mooncake_protocol!r} and must be one of {', '.join(PROTOCOLS)}"
+    yield from _address_problems(config)
+    yield from _timing_problems(config)
 
 
-def _port_problems(config: ExtraConfig) -> Any:
+def _address_problems(config: ExtraConfig) -> Iterator[str]:
+    if config.host in ("0.0.0.0", "::", "*"):
+        yield f"host is {config.host!r}, and peers reach this rank under it: name one address of this host"
     try:
         ports = config.ports
     except ValueError:
@@ -82,3 +106,20 @@ def _port_problems(config: ExtraConfig) -> Any:
         return
     if config.port_range and not (len(ports) and ports[0] > 0 and ports[-1] < 65536):
         yield f"port_range is {config.port_range!r} and must go up, within 1-65535"
+
+
+def _timing_problems(config: ExtraConfig) -> Iterator[str]:
+    if config.query_retry_seconds >= config.query_timeout_seconds:
+        yield (
+            f"query_retry_seconds is {config.query_retry_seconds:g} and must be below "
+            f"query_timeout_seconds, {config.query_timeout_seconds:g}"
+        )
+    margin = config.clock_drift_ratio * (config.lease_seconds + config.write_tail_seconds)
+    if config.lease_seconds <= margin + config.clock_step_seconds:
+        yield f"lease_seconds is {config.lease_seconds:g}, which the margin for drifting clocks uses up"
+    if config.write_tail_seconds > config.transfer_deadline_seconds:
+        yield (
+            f"transfer_deadline_seconds is {config.transfer_deadline_seconds:g} and must be at least "
+            f"copy_timeout_seconds + quarantine_seconds + stall_allowance_seconds, which are "
+            f"{config.write_tail_seconds:g} as the engine uses them"
+        )

@@ -3,8 +3,12 @@
 A push has legs, and a leg may be lent before or after the layers that it needs are computed; what is
 computed early is kept here and sent when the leg opens. Only blocks that a chunk completes are sent, and
 the last one of the prompt, so nothing is sent twice unless a preempted prompt is computed again.
+
+A leg ends well only if every layer of every chunk was handed over. What cannot be handed over, or was not
+computed where vLLM says it was, stops the leg: the decode side then computes the prompt itself.
 """
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -17,6 +21,8 @@ from ..protocol.effects import StartCopies
 from ..protocol.messages import TransferKey
 from ..protocol.shards import Shard
 from .step import Chunk
+
+logger = logging.getLogger(__name__)
 
 Wait = Callable[[], None]
 
@@ -34,6 +40,7 @@ class Pushes(Protocol):
     ) -> None: ...
     def drop_queued(self, key: str) -> None: ...
     def close_push(self, key: str) -> None: ...
+    def stop(self, key: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,20 @@ class _Feed:
     """What legs that open later still need."""
     legs: dict[LegKey, StartCopies] = field(default_factory=dict)
     complete: bool = False
+    """All is handed over: no more pieces come."""
+    broken: str = ""
+    """Why its legs cannot end well."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What the present step computes of one prompt."""
+
+    chunk: Chunk
+    feed: _Feed
+    first_block: int
+    end_block: int
+    block_ids: tuple[int, ...]
 
 
 class PushFeed:
@@ -71,10 +92,13 @@ class PushFeed:
 
     def __init__(self, shard: Shard, pushes: Pushes, may_start: Callable[[str], bool]) -> None:
         self._shard = shard
+        self._layers = frozenset(shard.layers)
         self._pushes = pushes
         self._may_start = may_start
         self._feeds: dict[TransferKey, _Feed] = {}
-        self._step: list[tuple[Chunk, _Feed, int]] = []
+        self._step: list[_Part] = []
+        self._computed: set[int] = set()
+        """Layers of this step that were written."""
 
     def started(self, key: TransferKey, cached_tokens: int) -> None:
         """A prompt will be pushed; the decode side has its first ``cached_tokens``."""
@@ -95,53 +119,94 @@ class PushFeed:
             feed.sent_blocks = feed.cached_blocks
             for leg in feed.legs:
                 self._pushes.drop_queued(leg_name(leg))
+            if feed.complete:
+                # These legs are closed already and end as they are. Later ones get what is computed anew.
+                feed.legs.clear()
+                feed.complete = False
 
     def step_began(self, chunks: Iterable[Chunk]) -> None:
         """A forward pass begins that computes these chunks."""
+        self._computed.clear()
         self._step = []
         for chunk in chunks:
             feed = self._feeds.get(chunk.key)
-            if feed is None or feed.complete:
-                continue
-            whole, rest = divmod(chunk.end_token, self._shard.block_size)
-            end_block = whole + (1 if rest and chunk.last else 0)
-            self._step.append((chunk, feed, max(end_block, feed.sent_blocks)))
+            if feed is not None and not feed.complete and not feed.broken:
+                self._step.append(self._part(chunk, feed))
 
     def layer_computed(self, layer: Layer) -> None:
         """The pass has written this layer's cache, for all its chunks."""
-        for chunk, feed, end_block in self._step:
-            blocks = chunk.block_ids[feed.sent_blocks : end_block]
-            if blocks:
-                piece = _Piece(layer, blocks, feed.sent_blocks)
-                feed.pieces.append(piece)
-                for leg in feed.legs.values():
+        self._computed.add(layer.number)
+        for part in self._step:
+            if part.block_ids:
+                piece = _Piece(layer, part.block_ids, part.first_block)
+                part.feed.pieces.append(piece)
+                for leg in part.feed.legs.values():
                     self._push(leg, piece)
 
     def step_ended(self) -> None:
         """The pass has written all layers."""
-        for chunk, feed, end_block in self._step:
-            feed.sent_blocks = end_block
-            if chunk.last:
+        missing = sorted(self._layers - self._computed)
+        for part in self._step:
+            feed = part.feed
+            feed.sent_blocks = part.end_block
+            if missing:
+                self._break(part, f"vLLM did not say that layers {missing} were computed")
+            elif len(part.block_ids) != part.end_block - part.first_block:
+                self._break(
+                    part, f"{len(part.chunk.block_ids)} blocks cannot hold {part.chunk.end_token} tokens"
+                )
+            elif part.chunk.last:
                 feed.complete = True
                 for leg in feed.legs:
                     self._pushes.close_push(leg_name(leg))
         self._step = []
 
     def leg_opened(self, started: StartCopies) -> None:
-        """A leg's blocks are lent: send what is computed already, the rest as it comes."""
-        feed = self._feeds.setdefault(started.leg.key, _Feed())
+        """A leg's blocks are lent: send what is computed already, the rest as it comes.
+
+        Raises ``ValueError``, before anything is sent, if the prompt cannot be pushed or if fewer blocks were
+        lent than it has.
+        """
+        key, name = started.leg.key, leg_name(started.leg)
+        feed = self._feeds.get(key)
+        if feed is None or feed.broken:
+            raise ValueError(feed.broken if feed else "no such prompt is pushed here")
+        end = -(-started.prompt_tokens // self._shard.block_size)
+        if len(started.remote_blocks) < end:
+            raise ValueError(f"{len(started.remote_blocks)} blocks were lent where the prompt has {end}")
+        early = [(piece, self._copies(started, piece)) for piece in feed.pieces]
+        self._pushes.open_push(name, started.peer.data_address, self._may_start)
         feed.legs[started.leg] = started
-        self._pushes.open_push(leg_name(started.leg), started.peer.data_address, self._may_start)
-        for piece in feed.pieces:
-            self._push(started, piece)
+        for piece, moved in early:
+            self._pushes.push(name, moved, piece.layer.after, piece.layer.ready)
         if feed.complete:
-            self._pushes.close_push(leg_name(started.leg))
+            self._pushes.close_push(name)
+
+    def _part(self, chunk: Chunk, feed: _Feed) -> _Part:
+        whole, rest = divmod(chunk.end_token, self._shard.block_size)
+        end_block = max(whole + (1 if rest and chunk.last else 0), feed.sent_blocks)
+        blocks = chunk.block_ids[feed.sent_blocks : end_block]
+        return _Part(chunk, feed, feed.sent_blocks, end_block, blocks)
+
+    def _break(self, part: _Part, reason: str) -> None:
+        logger.error("%s: the push ends: %s", part.chunk.key.transfer_id, reason)
+        part.feed.broken = reason
+        part.feed.pieces.clear()
+        for leg in part.feed.legs:
+            self._pushes.stop(leg_name(leg))
 
     def _push(self, leg: StartCopies, piece: _Piece) -> None:
-        if piece.layer.number not in leg.plan.layers:
-            return
+        name = leg_name(leg.leg)
+        try:
+            self._pushes.push(name, self._copies(leg, piece), piece.layer.after, piece.layer.ready)
+        except Exception:
+            # A leg that misses a piece must not end well; the others go on.
+            logger.exception("%s: layer %d cannot be pushed", name, piece.layer.number)
+            self._pushes.stop(name)
+
+    def _copies(self, leg: StartCopies, piece: _Piece) -> Copies:
         end = piece.first_block + len(piece.block_ids)
-        moved = copies(
+        return copies(
             leg.plan,
             self._shard,
             leg.peer.shard,
@@ -149,7 +214,6 @@ class PushFeed:
             np.asarray(leg.remote_blocks[piece.first_block : end], dtype=np.int64),
             [piece.layer.number],
         )
-        self._pushes.push(leg_name(leg.leg), moved, piece.layer.after, piece.layer.ready)
 
 
 def leg_name(leg: LegKey) -> str:

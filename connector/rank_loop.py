@@ -21,6 +21,7 @@ import zmq
 
 from ..protocol.commands import (
     Collected,
+    Command,
     CopyEnded,
     CoreEvent,
     DirectoryKnown,
@@ -30,6 +31,7 @@ from ..protocol.commands import (
 )
 from ..protocol.copies import Copies, copies
 from ..protocol.effects import Effect, Reply, Report, Send, StartCopies, StopCopies
+from ..protocol.messages import Message, TransferKey
 from ..protocol.modes import BLOCKWISE
 from ..protocol.rank import RankCore
 from ..protocol.shards import Shard
@@ -42,6 +44,10 @@ from .trace import Tracer
 logger = logging.getLogger(__name__)
 
 MAX_SLEEP_SECONDS = 60.0
+COPIES_SHARE = 0.75
+"""Of the time in which a rank ends: for the batches in flight."""
+PAUSE_AFTER_ERROR_SECONDS = 0.1
+"""An error that comes again at once must not fill the log and a core."""
 
 
 class StepBegan(msgspec.Struct, frozen=True):
@@ -84,7 +90,10 @@ class RankLoop:
         self._items: deque[Item] = deque()
         self._reports: deque[Report] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._pipe_lock = threading.Lock()
+        """Held while the pipe is written to, so that its number cannot become another file's meanwhile."""
         self._ending = False
+        self._ended = False
         self._thread = threading.Thread(target=self._run, name="dfirst-rank", daemon=True)
 
     # From other threads
@@ -115,20 +124,26 @@ class RankLoop:
         return leg is not None and self._core.lease_runs(leg, boot_clock())
 
     def stop(self, timeout_seconds: float) -> None:
-        """End the copies, the thread and the sockets."""
-        if not self._data.shutdown(timeout_seconds):
+        """End the copies, the thread and the sockets, in this time."""
+        deadline = time.monotonic() + timeout_seconds
+        if not self._data.shutdown(COPIES_SHARE * timeout_seconds):
             logger.warning("a copy was still in flight when the rank ended")
         self._ending = True
         self._wake()
-        self._thread.join(timeout_seconds)
+        if not self._thread.is_alive():
+            return
+        self._thread.join(max(deadline - time.monotonic(), 0.0))
         if self._thread.is_alive():
             logger.warning("the control thread did not end within %g s", timeout_seconds)
 
     def _wake(self) -> None:
-        try:
-            os.write(self._wake_write, b"\0")
-        except BlockingIOError:
-            return  # the pipe is full: the thread has been woken more often than it has looked
+        with self._pipe_lock:
+            if self._ended:
+                return
+            try:
+                os.write(self._wake_write, b"\0")
+            except BlockingIOError:
+                return  # the pipe is full: the thread has been woken more often than it has looked
 
     # The thread
 
@@ -139,14 +154,24 @@ class RankLoop:
                 self._sleep()
                 self._take_items()
                 for route, message in self._channel.receive():
-                    self._give(MessageReceived(message, route))
+                    self._hear(message, route)
                 self._perform(self._core.tick(boot_clock()))
             except Exception:
                 logger.exception("the control thread goes on after an error")
-        self._channel.close()
-        self._tracer.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+                time.sleep(PAUSE_AFTER_ERROR_SECONDS)
+        self._finish()
+
+    def _finish(self) -> None:
+        # The copies have ended by now: peers hear of it, instead of waiting for their leases to end.
+        self._take_items()
+        with self._pipe_lock:
+            self._ended = True
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+        try:
+            self._channel.close()
+        finally:
+            self._tracer.close()
 
     def _sleep(self) -> None:
         deadline = self._core.next_deadline()
@@ -165,7 +190,13 @@ class RankLoop:
             try:
                 self._take(item)
             except Exception:
-                logger.exception("%s could not be dealt with", type(item).__name__)
+                logger.exception("%s: %s could not be dealt with", about(item), type(item).__name__)
+
+    def _hear(self, message: Message, route: bytes) -> None:
+        try:
+            self._give(MessageReceived(message, route))
+        except Exception:
+            logger.exception("%s: a %s could not be dealt with", about(message), type(message).__name__)
 
     def _take(self, item: Item) -> None:
         if isinstance(item, Layer):
@@ -184,10 +215,16 @@ class RankLoop:
             self._give(DirectoryKnown(metadata.directory))
         self._feed.preempted(metadata.preempted)
         for command in metadata.commands:
-            if isinstance(command, StartPush):
-                self._feed.started(command.key, command.cached_tokens)
-            self._give(command)
+            try:
+                self._command(command)
+            except Exception:
+                logger.exception("%s: %s could not be carried out", about(command), type(command).__name__)
         self._feed.step_began(metadata.chunks)
+
+    def _command(self, command: Command) -> None:
+        if isinstance(command, StartPush):
+            self._feed.started(command.key, command.cached_tokens)
+        self._give(command)
 
     def _copy_ended(self, result: CopyResult) -> None:
         leg = self._legs.pop(result.key, None)
@@ -204,16 +241,23 @@ class RankLoop:
 
     def _perform(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Send):
-                self._channel.send(effect.host, effect.port, effect.message)
-            elif isinstance(effect, Reply):
-                self._channel.reply(effect.route, effect.message)
-            elif isinstance(effect, StartCopies):
-                self._start_copies(effect)
-            elif isinstance(effect, StopCopies):
-                self._data.stop(leg_name(effect.leg))
-            else:
-                self._report(effect)
+            try:
+                self._carry_out(effect)
+            except Exception:
+                # The others are carried out all the same: a report may be among them.
+                logger.exception("%s: %s could not be carried out", about(effect), type(effect).__name__)
+
+    def _carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, Send):
+            self._channel.send(effect.host, effect.port, effect.message)
+        elif isinstance(effect, Reply):
+            self._channel.reply(effect.route, effect.message)
+        elif isinstance(effect, StartCopies):
+            self._start_copies(effect)
+        elif isinstance(effect, StopCopies):
+            self._data.stop(leg_name(effect.leg))
+        else:
+            self._report(effect)
 
     def _start_copies(self, started: StartCopies) -> None:
         name = leg_name(started.leg)
@@ -224,18 +268,29 @@ class RankLoop:
                 self._data.start_pull(PullJob(name, started.peer.data_address, moved, self.may_start))
             else:
                 self._feed.leg_opened(started)
-        except ValueError as error:
-            # The peer's blocks or layout cannot be what it says: nothing was started.
-            logger.warning("%s: nothing is copied: %s", name, error)
+        except Exception as error:
+            # Most often the peer's blocks or layout cannot be what it says. No byte moves.
+            logger.warning("%s: nothing is copied", name, exc_info=not isinstance(error, ValueError))
             self._data.stop(name)
-            if self._legs.pop(name, None) is not None:
-                self.post(CopyEnded(started.leg, False, str(error)))
+            del self._legs[name]
+            self.post(CopyEnded(started.leg, False, f"{type(error).__name__}: {error}"))
 
     def _report(self, report: Report) -> None:
         self._feed.ended(report.key)
         if report.reason:
             logger.warning("%s: %s: %s", report.key.transfer_id, report.outcome, report.reason)
         self._reports.append(report)
+
+
+def about(value: object) -> str:
+    """Name the transfer that a value is about, for the log."""
+    for holder in (value, getattr(value, "message", None), getattr(value, "leg", None)):
+        key = getattr(holder, "key", None)
+        if isinstance(key, TransferKey):
+            return f"{key.transfer_id}.{key.attempt}"
+        if isinstance(key, str):
+            return key
+    return "no transfer"
 
 
 def pulled(started: StartCopies, own: Shard) -> Copies:

@@ -11,7 +11,14 @@ from vllm.v1.request import RequestStatus
 
 from ..protocol.commands import RemoteRank
 from ..protocol.messages import TransferKey
-from ..protocol.scheduler import Allocation, Announcement, Finish, SchedulerCore, TransferRequest
+from ..protocol.scheduler import (
+    Allocation,
+    Announcement,
+    Finish,
+    PrefillRequest,
+    SchedulerCore,
+    TransferRequest,
+)
 from ..protocol.shards import Directory, RankEntry, layout_digest
 from .announcer import Announcer
 from .extra_config import ExtraConfig
@@ -26,7 +33,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-COMPLETE = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+COMPLETE = (
+    RequestStatus.FINISHED_STOPPED,
+    RequestStatus.FINISHED_LENGTH_CAPPED,
+    RequestStatus.FINISHED_REPETITION,
+)
+"""Ends that come after the whole prompt was computed."""
 
 
 class SchedulerSide:
@@ -80,7 +92,7 @@ class SchedulerSide:
     def allocated(self, request: "Request", blocks: "KVCacheBlocks", external_tokens: int) -> None:
         """Blocks were allocated: tell the ranks what to do with them."""
         allocation = Allocation(
-            block_ids=tuple(blocks.get_block_ids()[0]),
+            block_ids=tuple(blocks.get_block_ids()[0][: self._prompt_blocks(request)]),
             cached_tokens=request.num_prompt_tokens - external_tokens,
             external_tokens=external_tokens,
         )
@@ -110,7 +122,7 @@ class SchedulerSide:
     ) -> tuple[bool, dict[str, Any] | None]:
         """Return whether the ranks keep the blocks, and what the router is told."""
         transfer = self._core.transfer(request.request_id)
-        prompt_blocks = -(-request.num_prompt_tokens // self._block_size)
+        prompt_blocks = self._prompt_blocks(request)
         blocks = tuple(block_ids[0][:prompt_blocks]) if block_ids else ()
         complete = (
             request.status in COMPLETE
@@ -129,6 +141,9 @@ class SchedulerSide:
 
     # Helpers
 
+    def _prompt_blocks(self, request: "Request") -> int:
+        return -(-request.num_prompt_tokens // self._block_size)
+
     def _takes_part(self, transfer: TransferRequest, decodes: bool) -> bool:
         role = self._consumes if decodes else self._produces
         reason = ""
@@ -139,6 +154,9 @@ class SchedulerSide:
             reason = f"it asks for {transfer.mode}, and modes is {', '.join(self._config.modes)}"
         elif self._directory is None:
             reason = "the ranks have not said where they are"
+        elif not decodes and self._core.in_use(PrefillRequest(self._core, transfer)):
+            # The ranks hold one request's blocks for a transfer; those of a second would never be reported.
+            reason = f"another request takes part in transfer {transfer.key.transfer_id}"
         if reason:
             logger.warning("request %s is computed here: %s", transfer.request_id, reason)
         return not reason

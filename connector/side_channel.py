@@ -6,6 +6,7 @@ at the ROUTER, answered with ERROR. A frame with the protocol's name and version
 """
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ RECEIVE_BATCH = 256
 LOG_EVERY_SECONDS = 30.0
 QUEUE_MESSAGES = 10_000
 """Messages that wait for a peer that does not take them; further ones are dropped."""
+LAST_WORDS_MS = 200
+"""For messages that are on their way when the channel is closed."""
 
 _INCOMING = b"R"
 _OUTGOING = b"D"
@@ -40,7 +43,7 @@ class SideChannel:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(cast(Any, Message))
         self._peers: dict[bytes, zmq.Socket[bytes]] = {}
-        self._last_log = 0.0
+        self._last_log = -math.inf
         self.counters: Counter[str] = Counter()
         self.poller = zmq.Poller()
         self._router = self._socket(zmq.ROUTER)
@@ -55,7 +58,7 @@ class SideChannel:
 
     def send(self, host: str, port: int, message: Message) -> None:
         """Send a message to the rank that listens there."""
-        self._send(self._peer(f"{_bracketed(host)}:{port}".encode()), [], message)
+        self._send_to_peer(f"{bracketed(host)}:{port}".encode(), message)
 
     def reply(self, route: bytes, message: Message) -> None:
         """Send a message back by the route by which one came."""
@@ -63,7 +66,7 @@ class SideChannel:
         if kind == _INCOMING:
             self._send(self._router, [name], message)
         else:
-            self._send(self._peer(name), [], message)
+            self._send_to_peer(name, message)
 
     def receive(self) -> Iterator[tuple[bytes, Message]]:
         """Return the messages that have arrived, each with the route back."""
@@ -72,23 +75,24 @@ class SideChannel:
             yield from self._drain(socket, name)
 
     def close(self) -> None:
-        """Close every socket; what was not sent by now is given up."""
-        for socket in self._peers.values():
-            socket.close(linger=0)
-        self._router.close(linger=200)
+        """Close every socket; what is not sent within ``LAST_WORDS_MS`` is given up."""
+        for socket in (*self._peers.values(), self._router):
+            socket.close(linger=LAST_WORDS_MS)
         self._context.term()
 
     def _bind(self, host: str, ports: range) -> int:
-        if not ports:
-            return self._router.bind_to_random_port(f"tcp://{_bracketed(host)}")
-        for port in ports:
+        for port in ports or [0]:
             try:
-                self._router.bind(f"tcp://{_bracketed(host)}:{port}")
+                self._router.bind(f"tcp://{bracketed(host)}:{port or '*'}")
             except zmq.ZMQError as error:
                 if error.errno != zmq.EADDRINUSE:
-                    raise ValueError(f"the side channel cannot bind to {host}:{port}: {error}") from error
+                    where = f"port {port} of {host}" if port else f"any port of {host}"
+                    raise ValueError(f"the side channel cannot bind to {where}: {error}") from error
             else:
-                return port
+                endpoint = cast(bytes, self._router.getsockopt(zmq.LAST_ENDPOINT))
+                return int(endpoint.rstrip(b"\0").rpartition(b":")[2])
+        if not ports:
+            raise ValueError(f"no port is free on {host}")
         raise ValueError(
             f"all ports from {ports[0]} to {ports[-1]} are in use on {host}: widen port_range or leave it out"
         )
@@ -106,7 +110,11 @@ class SideChannel:
         socket = self._peers.pop(name, None)
         if socket is None:
             socket = self._socket(zmq.DEALER)
-            socket.connect(f"tcp://{name.decode()}")
+            try:
+                socket.connect(f"tcp://{name.decode()}")
+            except BaseException:
+                socket.close(linger=0)
+                raise
             self.poller.register(socket, zmq.POLLIN)
         self._peers[name] = socket  # the last one in the order was used last
         if len(self._peers) > MAX_PEERS:
@@ -115,6 +123,21 @@ class SideChannel:
             self.poller.unregister(idle)
             idle.close(linger=0)
         return socket
+
+    def _send_to_peer(self, name: bytes, message: Message) -> None:
+        try:
+            socket = self._peer(name)
+        except (zmq.ZMQError, UnicodeError) as error:
+            # The address came from outside, with a request or a directory, and is none.
+            self.counters["not_sent"] += 1
+            self._complain(
+                "a %s cannot be sent to %r: %s",
+                type(message).__name__,
+                name.decode("utf-8", "replace"),
+                error,
+            )
+            return
+        self._send(socket, [], message)
 
     def _send(self, socket: "zmq.Socket[bytes]", route: list[bytes], message: Message) -> None:
         try:
@@ -127,8 +150,8 @@ class SideChannel:
         for _ in range(RECEIVE_BATCH):
             try:
                 frames = socket.recv_multipart(zmq.DONTWAIT)
-            except zmq.Again:
-                return
+            except zmq.ZMQError:
+                return  # nothing more is there, or the socket was given up while messages were dealt with
             incoming = name is None
             route = _INCOMING + frames[0] if incoming else _OUTGOING + cast(bytes, name)
             message = self._decode(frames[1:] if incoming else frames, route, incoming)
@@ -142,7 +165,7 @@ class SideChannel:
             if frames[0] != HEADER:
                 raise ValueError(f"the header is {frames[0][:32]!r}, this side speaks {HEADER.decode()}")
             return cast(Message, self._decoder.decode(frames[1]))
-        except (msgspec.DecodeError, ValueError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             self.counters["undecodable"] += 1
             self._complain(
                 "a message was not understood: %s (%d so far)", error, self.counters["undecodable"]
@@ -159,5 +182,6 @@ class SideChannel:
             logger.warning(text, *values)
 
 
-def _bracketed(host: str) -> str:
+def bracketed(host: str) -> str:
+    """Return a host as it stands in an address: IPv6 in brackets."""
     return f"[{host}]" if ":" in host else host

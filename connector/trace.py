@@ -4,6 +4,7 @@ One file for each process, in the directory that ``trace_path`` names. Times are
 that cannot be written is said once and then given up: it never stops a transfer.
 """
 
+import contextlib
 import logging
 import os
 import time
@@ -83,7 +84,8 @@ class Tracer:
         self._rank = rank
         self._process = f"{part}-{os.getpid()}"
         self._encoder = msgspec.json.Encoder()
-        self._file = self._open(directory, f"{engine}-{part}{rank}-{os.getpid()}.jsonl")
+        name = f"{engine}-{part}{rank}-{os.getpid()}.jsonl"
+        self._file = self._open(directory, name.replace("/", "_"))
         self.rows: Counter[str] = Counter()
         self.unexpected: Counter[str] = Counter()
 
@@ -137,9 +139,10 @@ class Tracer:
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):  # the disk is full, and that was said already
+                file.close()
 
     def _open(self, directory: str, name: str) -> BufferedWriter | None:
         if not directory:
@@ -158,4 +161,4 @@ class Tracer:
             self._file.flush()
         except OSError as error:
             logger.error("the trace ends here, it cannot be written: %s", error)
-            self._file = None
+            self.close()

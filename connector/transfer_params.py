@@ -3,7 +3,7 @@ use.
 """
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -11,6 +11,10 @@ import msgspec
 from ..protocol.commands import RemoteEngine, RemoteRank
 from ..protocol.messages import TransferKey
 from ..protocol.scheduler import TransferRequest, mode_of
+
+MAX_NAME_LENGTH = 256
+"""Of a transfer id or a host name: they come from outside, and go into messages, logs and memory."""
+MAX_RANKS = 65536
 
 
 class TransferParams(msgspec.Struct, kw_only=True):
@@ -86,6 +90,9 @@ def read_params(raw: Mapping[str, Any], request_id: str, prompt_tokens: int) -> 
         )
     except msgspec.ValidationError as error:
         raise ValueError(f"kv_transfer_params cannot be read: {error}") from error
+    problem = next(_problems(params, prompt_tokens), None)
+    if problem:
+        raise ValueError(f"kv_transfer_params cannot be used: {problem}")
     decodes = params.do_remote_prefill
     remote = _remote(params)
     mode = mode_of(decodes, remote is not None, params.metaserver or "")
@@ -104,6 +111,23 @@ def read_params(raw: Mapping[str, Any], request_id: str, prompt_tokens: int) -> 
         metaserver=params.metaserver or "",
         cached_tokens=params.remote_cached_tokens,
     )
+
+
+def _problems(params: TransferParams, prompt_tokens: int) -> Iterator[str]:
+    if params.do_remote_prefill and params.do_remote_decode:
+        yield "they ask for do_remote_prefill and do_remote_decode at once"
+    if len(params.transfer_id) > MAX_NAME_LENGTH:
+        yield f"transfer_id has {len(params.transfer_id)} characters, more than {MAX_NAME_LENGTH}"
+    if not 0 <= params.attempt < 1 << 31:
+        yield f"attempt is {params.attempt}"
+    if params.do_remote_decode and not 0 <= params.remote_cached_tokens <= prompt_tokens:
+        yield f"remote_cached_tokens is {params.remote_cached_tokens}, and the prompt has {prompt_tokens}"
+    ranks = params.remote_ranks or ()
+    if len(ranks) > MAX_RANKS:
+        yield f"remote_ranks names {len(ranks)} ranks, more than {MAX_RANKS}"
+    for rank in ranks:
+        if not (0 < rank.port < 65536 and 0 < len(rank.host) <= MAX_NAME_LENGTH):
+            yield f"remote_ranks names the address {rank.host[:MAX_NAME_LENGTH]!r}, port {rank.port}"
 
 
 def _remote(params: TransferParams) -> RemoteEngine | None:

@@ -18,6 +18,7 @@ from ..protocol.effects import FAILED, RECEIVED, SENT
 from .extra_config import decode_extra_config
 from .scheduler_side import SchedulerSide
 from .step import StepMetadata
+from .vllm_plugin import log_as_vllm_does
 from .worker_side import RankHandshake, WorkerSide
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class DFirstConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(
         self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig"
     ) -> None:
+        log_as_vllm_does()
         super().__init__(vllm_config, role, kv_cache_config)
         config = decode_extra_config(self._kv_transfer_config.kv_connector_extra_config)
         self._scheduler: SchedulerSide | None = None
@@ -69,10 +71,10 @@ class DFirstConnector(KVConnectorBase_V1, SupportsHMA):
     def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> str | None:
         """Ask for blocks outside heads; MLA has one head, and its backends choose."""
         model = vllm_config.model_config
-        return None if model is None or model.use_mla else WANTED_LAYOUT
+        return None if model is None or getattr(model, "use_mla", False) else WANTED_LAYOUT
 
     @classmethod
-    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any] | None) -> bool:
         """A layer-wise push runs between the layers, which a whole captured graph has no room for."""
         return "layerwise" in decode_extra_config(extra_config).modes
 
@@ -128,9 +130,17 @@ class DFirstConnector(KVConnectorBase_V1, SupportsHMA):
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         return self._on_worker.handshake
 
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        self._begin_step(connector_metadata)
+
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        if isinstance(kv_connector_metadata, StepMetadata):
-            self._on_worker.begin_step(kv_connector_metadata)
+        self._begin_step(kv_connector_metadata)
+
+    def _begin_step(self, metadata: KVConnectorMetadata) -> None:
+        # Model runners call either hook or both, before the step's forward pass.
+        if isinstance(metadata, StepMetadata):
+            self._on_worker.begin_step(metadata)
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
         """Loads run on their own from the step's beginning on; none is started here."""

@@ -86,7 +86,9 @@ class WorkerSide:
         """This layer's cache is written, or will be once the device has come that far."""
         if self._loop is None or self._metadata is None or not self._metadata.chunks:
             return
-        number = self._layer_numbers[layer_name]
+        number = self._layer_numbers.get(layer_name)
+        if number is None:
+            return  # a layer without a cache of its own
         if self._device.type == "cpu":
             self._loop.post(Layer(number))
             return
@@ -105,30 +107,31 @@ class WorkerSide:
 
     def shutdown(self) -> None:
         """End the copies, the thread, the sockets and the engine."""
-        if self._loop is not None:
-            self._loop.stop(self._config.shutdown_seconds)
-            self._loop = None
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
+        loop, self._loop = self._loop, None
+        engine, self._engine = self._engine, None
+        if loop is not None:
+            loop.stop(self._config.shutdown_seconds)
+        if engine is not None:
+            engine.close()
 
     def _open(self, kv_caches: Mapping[str, torch.Tensor], shard: Shard, rank: int) -> RankEntry:
         config = self._config
         host = config.host or get_ip()
-        engine = MooncakeEngine(
+        engine = self._engine = MooncakeEngine(
             host,
             config.mooncake_protocol or default_protocol(),
             config.copy_timeout_seconds,
             config.quarantine_seconds,
         )
+        # The engine rounds the copy time-out up, and the environment may set another one.
+        timing = config.core_timing(engine.copy_timeout_seconds, engine.quarantine_seconds)
         engine.register(memory_ranges(kv_caches))
         channel = SideChannel(host, config.ports)
         transfer_config = self._vllm_config.kv_transfer_config
         engine_id = (transfer_config and transfer_config.engine_id) or ""
         sender = Sender(engine_id, rank, secrets.token_hex(8))
         tracer = Tracer(config.trace_path, engine_id, rank, "rank")
-        core = RankCore(config, sender, tracer)
-        self._engine = engine
+        core = RankCore(timing, sender, tracer)
         self._loop = RankLoop(core, channel, shard, lambda loop: DataPath(engine, loop.post), tracer)
         self._loop.start()
         logger.info(
