@@ -149,3 +149,28 @@ def test_an_owner_of_pushed_blocks_waits_for_the_last_write_too():
     timing = world.timing
     assert held.lent_until == world.now + timing.lease_seconds + timing.copy_timeout_seconds + 5.0
     assert held.transfer.mode != BLOCKWISE
+
+
+def test_an_owner_waits_longer_for_a_writer_that_says_so():
+    world = World(met=True)
+    world.accept()
+    query(world, "P0", "D0", tail=100.0)
+    [held] = world.cores["D0"].owners[KEY].leases.values()
+    assert held.lent_until == world.now + world.timing.lease_seconds + 100.0
+
+
+def test_a_writer_that_says_less_is_waited_for_as_configured():
+    world = World(met=True)
+    world.accept()
+    query(world, "P0", "D0", tail=0.0)
+    [held] = world.cores["D0"].owners[KEY].leases.values()
+    assert held.lent_until == world.now + world.timing.lease_seconds + 35.0
+
+
+def test_a_writer_that_may_write_for_ever_is_lent_nothing():
+    world = World(met=True)
+    world.accept()
+    for tail in (-1.0, 1e9, float("nan"), float("inf")):
+        query(world, "P0", "D0", tail=tail)
+    assert world.deliver() == ["D0>P0 Gone"] * 4
+    assert world.state("D0") == "METADATA_QUERY"
