@@ -191,9 +191,13 @@ def diagrams(
 ) -> None:
     """Draw the state machines of the spec as SVG and Mermaid."""
     from dfirst.spec import diagrams as drawing
+    from dfirst.spec.dot import DotMissing
 
     if not check:
-        drawing.write(out)
+        try:
+            drawing.write(out)
+        except DotMissing as error:
+            fail(str(error))
         typer.echo(f"written to {out}")
         return
     stale = drawing.check(out)
