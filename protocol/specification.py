@@ -120,6 +120,23 @@ class TimersSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timers: tuple[TimerSpec, ...]
 
 
+class LineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A kind of line of a trace."""
+
+    name: str
+    tag: str
+    about: str
+    fields: tuple[FieldSpec, ...]
+
+
+class TraceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a process writes about its transfers."""
+
+    common: tuple[FieldSpec, ...]
+    """Fields of every line."""
+    lines: tuple[LineSpec, ...]
+
+
 def _read(path: str, record: type[T]) -> T:
     data = (resources.files(SPEC_PACKAGE) / path).read_bytes()
     try:
@@ -153,6 +170,12 @@ def load_wire() -> WireSpec:
 def load_timers() -> TimersSpec:
     """Read ``spec/timers.toml``."""
     return _read("timers.toml", TimersSpec)
+
+
+@cache
+def load_trace() -> TraceSpec:
+    """Read ``spec/trace.toml``."""
+    return _read("trace.toml", TraceSpec)
 
 
 def _check_names(spec: MachineSpec) -> None:

@@ -1,7 +1,8 @@
-"""Writes the Python that follows from the spec: the messages from wire.toml, the timers from timers.toml.
+"""Writes the Python that follows from the spec: the messages from wire.toml, the timers from timers.toml, the
+lines of a trace from trace.toml.
 
 The files are committed, so that readers, type checkers and editors see plain classes; a test says that they
-are current. Run ``python -m dfirst.spec.generate`` after a change to either file.
+are current. Run ``python -m dfirst.spec.generate`` after a change to one of these files.
 """
 
 import sys
@@ -10,7 +11,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import dfirst.protocol
-from dfirst.protocol.specification import FieldSpec, TimersSpec, WireSpec, load_timers, load_wire
+from dfirst.protocol.specification import (
+    FieldSpec,
+    TimersSpec,
+    TraceSpec,
+    WireSpec,
+    load_timers,
+    load_trace,
+    load_wire,
+)
 
 WIDTH = 108
 HEADER = "# Generated from spec/{source} by `python -m dfirst.spec.generate`. Do not edit.\n"
@@ -48,10 +57,33 @@ def timing_source(timers: TimersSpec) -> str:
     return "".join(parts)
 
 
-def _class(name: str, options: str, about: str, fields: Iterable[FieldSpec]) -> str:
-    lines = [f"\n\nclass {name}(msgspec.Struct, {options}):\n{_docstring(about)}\n"]
-    lines += [f"    {field.name}: {field.type}\n{_docstring(_sentence(field.about))}" for field in fields]
-    return "".join(lines)
+def trace_lines_source(trace: TraceSpec) -> str:
+    """Return the text of ``protocol/trace_lines.py``."""
+    parts = [
+        HEADER.format(source="trace.toml"),
+        '"""The lines of a trace, as a tagged union. The writer\'s rules are in spec/trace.toml."""\n\n',
+        "import msgspec\n",
+        _class(
+            "TraceLine",
+            'frozen=True, kw_only=True, tag_field="line"',
+            "What every line says.",
+            trace.common,
+        ),
+    ]
+    for line in trace.lines:
+        options = f'frozen=True, kw_only=True, tag="{line.tag}"'
+        parts.append(_class(line.name, options, line.about, line.fields, base="TraceLine"))
+    names = " | ".join(line.name for line in trace.lines)
+    parts.append(f"\n\nLine = {names}\n")
+    return "".join(parts)
+
+
+def _class(
+    name: str, options: str, about: str, fields: Iterable[FieldSpec], base: str = "msgspec.Struct"
+) -> str:
+    lines = [f"    {field.name}: {field.type}\n{_docstring(_sentence(field.about))}" for field in fields]
+    gap = "\n" if lines else ""
+    return "".join([f"\n\nclass {name}({base}, {options}):\n{_docstring(about)}{gap}", *lines])
 
 
 def _docstring(text: str) -> str:
@@ -72,6 +104,7 @@ def outputs() -> dict[Path, str]:
     return {
         folder / "messages.py": messages_source(load_wire()),
         folder / "timing.py": timing_source(load_timers()),
+        folder / "trace_lines.py": trace_lines_source(load_trace()),
     }
 
 
