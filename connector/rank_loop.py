@@ -152,10 +152,12 @@ class RankLoop:
         while not self._ending:
             try:
                 self._sleep()
+                # Taken before the messages are: what has arrived by then counts before what has run out.
+                due = boot_clock()
                 self._take_items()
                 for route, message in self._channel.receive():
                     self._hear(message, route)
-                self._perform(self._core.tick(boot_clock()))
+                self._perform(self._core.tick(due))
             except Exception:
                 logger.exception("the control thread goes on after an error")
                 time.sleep(PAUSE_AFTER_ERROR_SECONDS)

@@ -88,15 +88,19 @@ class RankCore:
         return self._settle()
 
     def tick(self, now: float) -> list[Effect]:
-        """Let all timers that are due at ``now`` fire and return what to do."""
+        """Let all timers that are due at ``now`` fire and return what to do.
+
+        A caller that has been held up gives the time at which it began to read its messages: a peer's word
+        that came while nobody listened then counts before the timer that gives the peer up.
+        """
         self.now = max(self.now, now)
-        while self._timers and self._timers[0][0] <= self.now:
+        while self._timers and self._timers[0][0] <= now:
             deadline, _, entity, timer = heapq.heappop(self._timers)
             if entity.timers.get(timer) == deadline:
                 del entity.timers[timer]
                 entity.fire(timer)
                 self._drain()
-        while self._renewal_timers and self._renewal_timers[0][0] <= self.now:
+        while self._renewal_timers and self._renewal_timers[0][0] <= now:
             due, _, renewal = heapq.heappop(self._renewal_timers)
             if renewal.due == due:
                 self._ask_renewal(renewal)
