@@ -17,7 +17,8 @@ from .processes import STOP_SECONDS, Child, LaunchError, free_port
 
 __all__ = ["Engine", "EngineSpec", "LaunchError", "RouterProcess", "RouterSpec", "Server", "is_healthy"]
 
-START_SECONDS = 300.0
+# Half a minute on an idle machine, minutes on a crowded one; an engine that has died is noticed at once.
+START_SECONDS = 600.0
 HEALTH_SECONDS = 2.0
 
 Self = TypeVar("Self", bound="Server")
