@@ -206,6 +206,34 @@ def diagrams(
     typer.echo(f"the diagrams in {out} are current")
 
 
+@app.command()
+def conform(
+    traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="Files, or directories of them.")],
+    running: Annotated[
+        bool, typer.Option("--running", help="Let unfinished transfers be: the engines still run.")
+    ] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="What was found, as JSON.")] = None,
+) -> None:
+    """Hold the traces of engines (trace_path) against the spec; end with 1 at the first broken rule.
+
+    dfirst conform .demo/traces
+    """
+    from dfirst.spec.conform import conform as hold
+
+    try:
+        found = hold(traces, running)
+    except OSError as error:
+        fail(f"cannot read the traces: {error}", status=2)
+    if json_file is not None:
+        found.write(json_file)
+    if found.violation is not None:
+        fail(found.violation.sentence)
+    if not found.lines:
+        fail("there is no trace", status=2)
+    for line in found.words():
+        typer.echo(line)
+
+
 def read_layout(option: str, text: str) -> "EngineLayout":
     from .engine_options import parse_layout
 

@@ -1,0 +1,99 @@
+"""Reads trace files: every line by its form, its time and its writer (rules T1 to T3)."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+from dfirst.protocol.trace_lines import EndLine, Line, StartLine
+
+from .violation import BrokenRule, Violation
+
+_decoder = msgspec.json.Decoder(Line)
+
+
+class TraceText(msgspec.Struct, frozen=True):
+    """One file: its lines with their numbers, and the first that has not the form of a trace."""
+
+    path: Path
+    start: StartLine | None
+    lines: tuple[tuple[int, Line], ...]
+    broken: Violation | None
+
+    @property
+    def name(self) -> str:
+        """The rank or scheduler side that wrote it: engine/rank/incarnation."""
+        start = self.start
+        return "" if start is None else f"{start.engine}/{start.rank}/{start.incarnation}"
+
+    @property
+    def ended(self) -> bool:
+        """Whether its process was stopped in good order."""
+        return bool(self.lines) and isinstance(self.lines[-1][1], EndLine)
+
+
+def trace_paths(given: Iterable[Path]) -> list[Path]:
+    """Return the files that are meant: a directory stands for the .jsonl files in it."""
+    found: list[Path] = []
+    for path in given:
+        found += sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    return found
+
+
+def read_trace(path: Path) -> TraceText:
+    """Read a file up to the first line that has not the form of a trace. A last line without its end is still
+    being written, or its writer was killed: it is left out.
+    """
+    start: StartLine | None = None
+    lines: list[tuple[int, Line]] = []
+    time = 0.0
+    try:
+        for number, text in _numbered(path):
+            line = _decode(text, number, time)
+            start = _check_place(line, number, start, lines[-1][1] if lines else None)
+            lines.append((number, line))
+            time = line.time
+    except BrokenRule as broken:
+        violation = Violation(
+            file=str(path),
+            line=broken.line,
+            time=time,
+            rule=broken.rule,
+            transfer=broken.transfer,
+            text=broken.text,
+        )
+        return TraceText(path, start, tuple(lines), violation)
+    return TraceText(path, start, tuple(lines), None)
+
+
+def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
+    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        if text.strip():
+            yield number, text
+
+
+def _decode(text: bytes, number: int, time: float) -> Line:
+    try:
+        return _decoder.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BrokenRule("T1", f"this is no line of a trace: {error}", line=number, time=time) from error
+
+
+def _check_place(line: Line, number: int, start: StartLine | None, before: Line | None) -> StartLine:
+    whose = str(getattr(line, "transfer", ""))
+    if start is None:
+        if not isinstance(line, StartLine):
+            raise BrokenRule("T3", "the file does not begin with a start line", line=number)
+        return line
+    if isinstance(line, StartLine):
+        raise BrokenRule("T3", "a second start in one file", line=number)
+    if isinstance(before, EndLine):
+        raise BrokenRule("T3", "a line follows the end", whose, line=number)
+    if (line.engine, line.rank, line.process) != (start.engine, start.rank, start.process):
+        raise BrokenRule(
+            "T3",
+            f"a line of {line.engine}/{line.rank}, process {line.process}, in the file of "
+            f"{start.engine}/{start.rank}, process {start.process}",
+            whose,
+            line=number,
+        )
+    return start
