@@ -132,6 +132,24 @@ def test_a_second_stopped_is_acknowledged_again():
     assert world.deliver() == ["P0>D0 Ack", "P0>D0 Ack"]
 
 
+@takes("OL14")
+def test_a_second_requests_stopped_is_acknowledged_and_the_first_ones_done_stands():
+    world = lent()
+    done(world, "D0", "P0")
+    stop(world, "D0", "P0")
+    assert lease(world).state == "DONE"
+    assert world.deliver() == ["P0>D0 Ack", "P0>D0 Ack"]
+
+
+@takes("OL15")
+def test_a_second_requests_done_is_acknowledged_and_the_first_ones_stopped_stands():
+    world = lent()
+    stop(world, "D0", "P0")
+    done(world, "D0", "P0")
+    assert lease(world).state == "STOPPED"
+    assert world.deliver() == ["P0>D0 Ack", "P0>D0 Ack"]
+
+
 def test_a_question_after_the_last_word_lends_nothing():
     world = lent()
     done(world, "D0", "P0")
