@@ -39,8 +39,8 @@ class ExtraConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """The side channel's ports; an empty range for any free one."""
         if not self.port_range:
             return range(0)
-        first, _, last = self.port_range.partition("-")
-        return range(int(first), int(last or first) + 1)
+        first, dash, last = self.port_range.partition("-")
+        return range(int(first), int(last if dash else first) + 1)
 
     @property
     def write_tail_seconds(self) -> float:

@@ -1,0 +1,99 @@
+"""The trace: one JSON line an event, and never in anybody's way."""
+
+import json
+import logging
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from dfirst.connector import trace
+from dfirst.connector.trace import Tracer
+from dfirst.protocol.commands import LegKey
+from dfirst.protocol.messages import TransferKey
+
+KEY = TransferKey("t", 1)
+LEG = LegKey(KEY, "P", 3, "i")
+ROW = SimpleNamespace(id="DB1", event="start")
+
+
+def entity(state: str = "METADATA_QUERY") -> Any:
+    machine = SimpleNamespace(spec=SimpleNamespace(name="decode_blockwise"))
+    return SimpleNamespace(state=state, machine=machine, key=KEY, peer_name="P/3")
+
+
+def lines(directory: Path) -> list[dict]:
+    (file,) = directory.iterdir()
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_every_step_and_every_copy_is_a_line(tmp_path: Path) -> None:
+    tracer = Tracer(str(tmp_path / "new"), "D", 2, "rank")
+    tracer.stepped(entity(), ROW, "NEW")
+    tracer.copied(LEG, 4096, 0.5, ok=True)
+    step, copy = lines(tmp_path / "new")
+    assert (step["machine"], step["row"], step["event"]) == ("decode_blockwise", "DB1", "start")
+    assert (step["source"], step["target"]) == ("NEW", "METADATA_QUERY")
+    assert (step["engine"], step["rank"], step["transfer"], step["attempt"]) == ("D", 2, "t", 1)
+    assert (copy["machine"], copy["peer"], copy["bytes"], copy["ok"]) == ("copy", "P/3", 4096, True)
+    assert step["process"] == copy["process"] == f"rank-{os.getpid()}"
+    tracer.close()
+
+
+def test_lines_are_there_at_once_for_who_reads_along(tmp_path: Path) -> None:
+    tracer = Tracer(str(tmp_path), "D", 0, "rank")
+    for number in range(3):
+        tracer.stepped(entity(), ROW, "NEW")
+        assert len(lines(tmp_path)) == number + 1
+    tracer.close()
+
+
+def test_without_a_directory_steps_are_only_counted() -> None:
+    tracer = Tracer("", "D", 0, "rank")
+    tracer.stepped(entity(), ROW, "NEW")
+    tracer.copied(LEG, 1, 0.1, ok=False)
+    assert tracer.rows == {"DB1": 1}
+    tracer.close()
+
+
+def test_an_engine_may_have_any_name(tmp_path: Path) -> None:
+    Tracer(str(tmp_path), "team/D_dp0", 0, "rank").close()
+    assert [file.name for file in tmp_path.iterdir()] == [f"team_D_dp0-rank0-{os.getpid()}.jsonl"]
+
+
+def test_a_directory_that_cannot_be_made_stops_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"trace_path .* cannot be written"):
+        Tracer(str(tmp_path / "file" / "below"), "D", 0, "rank")
+
+
+def test_a_full_disk_ends_the_trace_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / f"D-rank0-{os.getpid()}.jsonl").symlink_to("/dev/full")
+    tracer = Tracer(str(tmp_path), "D", 0, "rank")
+    with caplog.at_level(logging.ERROR, trace.logger.name):
+        tracer.stepped(entity(), ROW, "NEW")
+        tracer.stepped(entity(), ROW, "NEW")
+    assert [record.message.partition(",")[0] for record in caplog.records] == ["the trace ends here"]
+    assert tracer.rows == {"DB1": 2}
+
+
+def test_an_event_that_no_row_wanted_is_counted_and_logged_if_the_spec_does_not_know_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tracer = Tracer("", "D", 0, "rank")
+    with caplog.at_level(logging.WARNING, trace.logger.name):
+        tracer.unheard(entity("FREED"), "ack", expected=True)
+        tracer.unheard(entity("FREED"), "accept", expected=False)
+    assert tracer.unexpected == {"decode_blockwise.FREED.accept": 1}
+    assert [record.message for record in caplog.records] == ["t: decode_blockwise got accept in state FREED"]
+
+
+def test_a_closed_trace_stays_closed(tmp_path: Path) -> None:
+    tracer = Tracer(str(tmp_path), "D", 0, "rank")
+    tracer.close()
+    tracer.close()
+    tracer.stepped(entity(), ROW, "NEW")
+    assert lines(tmp_path) == []
