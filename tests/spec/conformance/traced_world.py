@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from dfirst.connector.trace_file import TraceFile
+from dfirst.protocol.binding import Observer
 from dfirst.protocol.commands import CopyEnded, CoreEvent, DirectoryKnown, MessageReceived
 from dfirst.protocol.effects import Reply, Report, Send, StartCopies
 from dfirst.protocol.entity import CoreEntity
@@ -11,7 +12,7 @@ from dfirst.protocol.rank import RankCore
 from dfirst.protocol.shards import RankEntry, layout_digest
 from dfirst.protocol.specification import TransitionSpec
 
-from tests.protocol.world import RecordingObserver, World
+from tests.protocol.world import World
 
 MARK = b"#"
 
@@ -19,7 +20,7 @@ MARK = b"#"
 class TracingObserver:
     """Keeps what the world keeps, and writes every step."""
 
-    def __init__(self, inner: RecordingObserver, trace: TraceFile) -> None:
+    def __init__(self, inner: Observer, trace: TraceFile) -> None:
         self.inner = inner
         self.trace = trace
 
@@ -51,7 +52,7 @@ class TracedWorld(World):
         trace = TraceFile(path, f"rank-{entry.incarnation}", name, entry.rank, self._clock)
         self.traces[rank] = trace
         trace.started(entry.incarnation, self.timing)
-        observer = TracingObserver(self.observer, trace)
+        observer = TracingObserver(self.watcher(), trace)
         core = RankCore(self.timing, Sender(name, entry.rank, entry.incarnation), observer)
         self.cores[rank] = core
         self.copies[rank] = []
@@ -59,6 +60,10 @@ class TracedWorld(World):
         if told:
             self.give(rank, DirectoryKnown(self.engines[name]))
         return core
+
+    def watcher(self) -> Observer:
+        """Return who else hears of every step."""
+        return self.observer
 
     def give(self, rank: str, event: CoreEvent) -> None:
         if isinstance(event, MessageReceived):
