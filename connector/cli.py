@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+from dfirst.spec.explore.commands import explore
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -232,6 +233,9 @@ def conform(
         fail("there is no trace", status=2)
     for line in found.words():
         typer.echo(line)
+
+
+app.command()(explore)
 
 
 def read_layout(option: str, text: str) -> "EngineLayout":

@@ -1,0 +1,73 @@
+"""A path as a message sequence chart, in text for a terminal and in Mermaid for a page."""
+
+from .state import Action, State
+from .telling import Line, tell
+from .world import World
+
+COLUMN = 26
+
+
+def lines_of(world: World, path: list[Action]) -> list[Line]:
+    """Return a path in words. The last action may be the one that breaks a rule."""
+    state: State = world.first()
+    found = []
+    for place, action in enumerate(path):
+        found.append(tell(world, state, action))
+        if place < len(path) - 1:
+            state = world.apply(state, action, dict(world.choices(state))[action])
+    return found
+
+
+def text_chart(world: World, path: list[Action], ending: str) -> str:
+    """Return the path with one column for each rank."""
+    names = world.sites.names
+    rows = ["".join(name.ljust(COLUMN) for name in names).rstrip()]
+    for line in lines_of(world, path):
+        if line.target is not None:
+            rows.append(_arrow(line, len(names)))
+        elif line.source < 0:
+            rows.append(f"  {line.text}  ".center(COLUMN * (len(names) - 1) + 1, "-"))
+        else:
+            rows.append(_note(line, len(names)))
+    return "\n".join([*rows, "", f"broken: {ending}"])
+
+
+def mermaid_chart(world: World, path: list[Action], ending: str) -> str:
+    """Return the path as a Mermaid sequence diagram."""
+    names = world.sites.names
+    lines = lines_of(world, path)
+    rows = ["sequenceDiagram"]
+    if any(line.source < 0 and line.target is not None for line in lines):
+        rows.append("    participant router")
+    rows += [f"    participant {name}" for name in names]
+    everyone = f"{names[0]},{names[-1]}"
+    for line in lines:
+        text = line.text.replace("#", "no. ").replace(";", ",")
+        if line.target is not None:
+            arrow = "-x" if line.lost else "->>"
+            rows.append(f"    {world.post.name(line.source)}{arrow}{names[line.target]}: {text}")
+        elif line.source < 0:
+            rows.append(f"    Note over {everyone}: {text}")
+        else:
+            rows.append(f"    Note over {names[line.source]}: {text}")
+    rows.append(f"    Note over {everyone}: broken: {ending.replace(';', ',').replace('#', 'no. ')}")
+    return "\n".join(rows)
+
+
+def _arrow(line: Line, count: int) -> str:
+    source = max(line.source, 0)
+    left, right = sorted((source, line.target or 0))
+    if left == right:
+        return _note(line, count)
+    width = COLUMN * (right - left) - 1
+    body = f" {line.text} ".center(width - 1, "-")
+    forward = source == left
+    head = "x" if line.lost else ">" if forward else "<"
+    drawn = body + head if forward else head + body
+    return ("|".ljust(COLUMN) * left) + "|" + drawn + "|" + ((" " * (COLUMN - 1) + "|") * (count - 1 - right))
+
+
+def _note(line: Line, count: int) -> str:
+    before = "|".ljust(COLUMN) * line.source
+    rest = "".join("|".ljust(COLUMN) for _ in range(count - 1 - line.source) if len(line.text) + 2 <= COLUMN)
+    return (before + f"* {line.text}".ljust(COLUMN) + rest).rstrip()

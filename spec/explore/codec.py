@@ -1,0 +1,231 @@
+"""A rank's core as a nested tuple, and back.
+
+Two cores that will behave alike have the same tuple: times are relative to now; timers say in how many
+steps of time they fire, since a core's clock only ever moves by whole steps; the numbers of questions
+that can still be answered are counted from 1, and ``numbering`` says how they were called before. Left
+out is what no row reads in the present state (a lease's end once it is over, the questions of a leg that
+is lent) and what only people read (counters, reasons).
+"""
+
+import heapq
+from collections.abc import Callable, Iterable
+from math import ceil
+from typing import Any, cast
+
+from dfirst.protocol.binding import Observer
+from dfirst.protocol.decode_blockwise import DecodeBlockwise
+from dfirst.protocol.entity import CoreEntity
+from dfirst.protocol.messages import Sender, TransferKey
+from dfirst.protocol.modes import BLOCKWISE
+from dfirst.protocol.mover_leg import MoverLeg, Peer
+from dfirst.protocol.mover_transfer import MoverTransfer
+from dfirst.protocol.owner_leg import OwnerLeg
+from dfirst.protocol.owner_transfer import OwnerTransfer
+from dfirst.protocol.peers import PeerBook
+from dfirst.protocol.prefill_layerwise import PrefillLayerwise
+from dfirst.protocol.rank import OWNER_CLASSES, RankCore
+from dfirst.protocol.renewals import Asked, PeerRenewal
+from dfirst.protocol.timing import Timing
+
+Code = tuple[Any, ...]
+Numbering = dict[int, int]
+"""Old number of a question to its new one; numbers that are not in it can no longer be answered."""
+
+MOVERS, OWNERS, RENEWALS, TIMERS, KNOWN = range(5)
+TRANSFER_STATE = 2
+EPSILON = 1e-9
+
+
+def encode(core: RankCore, rate: int) -> tuple[Code, Numbering | None]:
+    """Return the core's tuple, and the numbering if any question is called otherwise now."""
+    numbering = _numbering(core)
+    places: dict[int, int] = {}
+    now = core.now
+    movers = tuple(_mover(transfer, now, numbering, places) for transfer in _sorted(core.movers))
+    owners = tuple(_owner(transfer, now, places) for transfer in _sorted(core.owners))
+    renewals = tuple(
+        _renewal(renewal, owner, now, rate, numbering)
+        for (owner, _), renewal in sorted(core._renewals.items(), key=_renewal_order)
+    )
+    known = tuple(sorted(core.peers._directories))
+    code = (movers, owners, renewals, _timers(core, rate, places), known)
+    count = core._sequence
+    same = len(numbering) == count
+    return code, None if same else numbering
+
+
+def decode(code: Code, timing: Timing, sender: Sender, peers: PeerBook, observer: Observer) -> RankCore:
+    """Return the core of a tuple, at time 0."""
+    core = RankCore(timing, sender, observer)
+    core.peers = peers
+    entities: list[CoreEntity] = []
+    for mover in code[MOVERS]:
+        _make_mover(core, mover, entities)
+    for owner in code[OWNERS]:
+        _make_owner(core, owner, entities)
+    for renewal in code[RENEWALS]:
+        _make_renewal(core, renewal)
+    for deadline, place, name in code[TIMERS]:
+        core.arm(entities[place], name, deadline)
+    numbers = [seq for mover in code[MOVERS] for leg in mover[-1] for seq, _ in leg[5]]
+    numbers += [seq for renewal in code[RENEWALS] for seq, _, _ in renewal[4]]
+    core._sequence = max(numbers, default=0)
+    return core
+
+
+def _sorted(transfers: dict[TransferKey, Any]) -> Iterable[Any]:
+    if len(transfers) < 2:
+        return transfers.values()
+    return (transfers[key] for key in sorted(transfers, key=lambda key: (key.transfer_id, key.attempt)))
+
+
+def _renewal_order(item: tuple[tuple[Sender, str], PeerRenewal]) -> tuple[float, int, str, str]:
+    (sender, mode), renewal = item
+    return renewal.due or 1e9, sender.rank, sender.incarnation, mode
+
+
+def _numbering(core: RankCore) -> Numbering:
+    live: list[int] = []
+    for transfer in core.movers.values():
+        for leg in transfer.legs.values():
+            if leg.state == "METADATA_QUERY":
+                live += leg.asked
+    for renewal in core._renewals.values():
+        if _copying(renewal):
+            live += renewal.outstanding
+    return {old: new for new, old in enumerate(sorted(live), start=1)}
+
+
+def _copying(renewal: PeerRenewal) -> list[MoverLeg]:
+    return [leg for leg in renewal.legs.values() if leg.state == "COPYING"]
+
+
+# Movers
+
+
+def _mover(transfer: MoverTransfer, now: float, numbering: Numbering, places: dict[int, int]) -> Code:
+    places[id(transfer)] = len(places)
+    legs = []
+    for leg in transfer.legs.values():
+        places[id(leg)] = len(places)
+        legs.append(_leg(leg, now, numbering))
+    return (
+        transfer.mode,
+        transfer.key,
+        transfer.state,
+        transfer.remote,
+        transfer.request_id,
+        transfer.local_blocks,
+        transfer.prompt_tokens,
+        transfer.cached_tokens,
+        transfer.finished,
+        tuple(legs),
+    )
+
+
+def _leg(leg: MoverLeg, now: float, numbering: Numbering) -> Code:
+    asked: tuple[tuple[int, float], ...] = ()
+    if leg.state == "METADATA_QUERY":
+        asked = tuple((numbering[number], at - now) for number, at in leg.asked.items())
+    until = max(leg.lease_until - now, 0.0) if leg.state == "COPYING" else 0.0
+    word = leg.last_word if leg.state == "DONE_UNACKED" else None
+    failed = "failed" if leg.failure else ""
+    return (leg.peer, leg.plan, leg.entry, leg.state, until, asked, leg.lent, leg.copied, failed, word)
+
+
+def _make_mover(core: RankCore, code: Code, entities: list[CoreEntity]) -> None:
+    mode, key, state, remote, request_id, blocks, prompt, cached, finished, legs = code
+    made: MoverTransfer = (DecodeBlockwise if mode == BLOCKWISE else PrefillLayerwise)(core, key, remote)
+    made.state, made.request_id, made.local_blocks = state, request_id, blocks
+    made.prompt_tokens, made.cached_tokens, made.finished = prompt, cached, finished
+    core.movers[key] = made
+    entities.append(made)
+    for peer, plan, entry, state, until, asked, lent, copied, failed, word in legs:
+        leg = MoverLeg(core, made, cast(Peer, peer), plan, entry)
+        leg.state, leg.lease_until, leg.asked = state, until, dict(asked)
+        leg.lent, leg.copied, leg.failure, leg.last_word = lent, copied, failed, word
+        made.legs[leg.leg_key] = leg
+        entities.append(leg)
+
+
+# Owners
+
+
+def _owner(transfer: OwnerTransfer, now: float, places: dict[int, int]) -> Code:
+    places[id(transfer)] = len(places)
+    leases = []
+    by_mover: Callable[[Sender], tuple[int, str]] = lambda mover: (mover.rank, mover.incarnation)  # noqa: E731
+    for mover in sorted(transfer.leases, key=by_mover):
+        lease = transfer.leases[mover]
+        places[id(lease)] = len(places)
+        until = max(lease.lent_until - now, 0.0) if lease.state == "LENT" else 0.0
+        leases.append((mover, lease.state, until, lease.tail_seconds, lease.route))
+    parked = tuple((mover, transfer.parked[mover]) for mover in sorted(transfer.parked, key=by_mover))
+    return (
+        transfer.mode,
+        transfer.key,
+        transfer.state,
+        transfer.request_id,
+        transfer.block_ids,
+        transfer.prompt_tokens,
+        transfer.cached_tokens,
+        transfer.layout_digest,
+        max(transfer.held_until - now, 0.0),
+        parked,
+        tuple(leases),
+    )
+
+
+def _make_owner(core: RankCore, code: Code, entities: list[CoreEntity]) -> None:
+    mode, key, state, request_id, blocks, prompt, cached, digest, held, parked, leases = code
+    made = OWNER_CLASSES[mode](core, key)
+    made.state, made.request_id, made.block_ids = state, request_id, blocks
+    made.prompt_tokens, made.cached_tokens, made.layout_digest = prompt, cached, digest
+    made.held_until, made.parked = held, dict(parked)
+    core.owners[key] = made
+    entities.append(made)
+    for mover, state, until, tail, route in leases:
+        lease = OwnerLeg(core, made, mover)
+        lease.state, lease.lent_until, lease.tail_seconds, lease.route = state, until, tail, route
+        made.leases[mover] = lease
+        entities.append(lease)
+
+
+# Renewals and timers
+
+
+def _renewal(renewal: PeerRenewal, owner: Sender, now: float, rate: int, numbering: Numbering) -> Code:
+    legs = tuple(leg.leg_key for leg in _copying(renewal))
+    outstanding: tuple[tuple[int, float, Any], ...] = ()
+    if legs:
+        outstanding = tuple(
+            (numbering[number], asked.at - now, asked.keys) for number, asked in renewal.outstanding.items()
+        )
+    due = _steps(renewal.due - now, rate) * rate if renewal.due else -1.0
+    return (renewal.peer, renewal.mode, owner, legs, outstanding, due)
+
+
+def _make_renewal(core: RankCore, code: Code) -> None:
+    peer, mode, owner, legs, outstanding, due = code
+    made = PeerRenewal(peer, mode)
+    made.legs = {leg.key: core.movers[leg.key].legs[leg] for leg in legs}
+    made.outstanding = {number: Asked(at, keys) for number, at, keys in outstanding}
+    core._renewals[owner, mode] = made
+    if due >= 0:
+        # A due time of 0 means "not armed": a renewal that is due now is due a moment ago.
+        core._arm_renewal(made, due or -EPSILON)
+
+
+def _timers(core: RankCore, rate: int, places: dict[int, int]) -> tuple[tuple[int, int, str], ...]:
+    found = []
+    seen = set()
+    for deadline, _, entity, name in heapq.nsmallest(len(core._timers), core._timers):
+        place = places.get(id(entity))
+        if place is not None and entity.timers.get(name) == deadline and (place, name) not in seen:
+            seen.add((place, name))
+            found.append((_steps(deadline - core.now, rate) * rate, place, name))
+    return tuple(found)
+
+
+def _steps(seconds: float, rate: int) -> int:
+    return max(ceil(seconds / rate - EPSILON), 0)

@@ -1,0 +1,255 @@
+"""The rank cores of a world, each of their situations a number, and what an event makes of it.
+
+A core's step depends on nothing but its own situation and the event (rule F1), so every step is taken on
+the real core once and looked up ever after. That, and not a model of the core, is what makes millions of
+states affordable.
+"""
+
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+from dfirst.protocol.commands import Collected, Command, CopyEnded, CoreEvent, LegKey, MessageReceived
+from dfirst.protocol.effects import Effect, Reply, Report, Send, StartCopies
+from dfirst.protocol.messages import Layout, Query
+from dfirst.protocol.peers import PeerBook
+from dfirst.protocol.rank import RankCore
+from dfirst.protocol.specification import TransitionSpec
+
+from .codec import KNOWN, MOVERS, OWNERS, RENEWALS, TIMERS, TRANSFER_STATE, Code, Numbering, decode, encode
+from .post import Post
+from .sites import Sites
+from .violation import Violation
+
+HEAR, TELL, ENDED, TAKEN, TICK, PASS = range(6)
+SEND, START, STOP, REPORT = range(4)
+DEAD = -1
+
+
+class Step(NamedTuple):
+    """What an event made of a core."""
+
+    core: int
+    effects: tuple[tuple[Any, ...], ...]
+    numbering: Numbering | None
+
+
+class LegSite(NamedTuple):
+    """A leg with the sites and incarnations of its two ends."""
+
+    key: LegKey
+    number: int
+    """The transfer's number."""
+    mover: int
+    mover_incarnation: int
+    owner: int
+    owner_incarnation: int
+
+
+class Watcher:
+    """Hears every step of every machine; an event that the spec does not expect is a violation."""
+
+    def __init__(self) -> None:
+        self.rows: set[str] = set()
+        self.unexpected: set[str] = set()
+        self.strict = True
+
+    def stepped(self, entity: Any, row: TransitionSpec, source: str) -> None:
+        self.rows.add(row.id)
+
+    def unheard(self, entity: Any, event: str, expected: bool) -> None:
+        if not expected:
+            text = f"{entity.machine.spec.name} has no row and no word for {event} in {entity.state}"
+            self.unexpected.add(text)
+            if self.strict:
+                raise Violation("F3", text)
+
+
+class Ranks:
+    """All situations of all cores of one world."""
+
+    def __init__(self, sites: Sites, post: Post, watcher: Watcher) -> None:
+        self.sites = sites
+        self.post = post
+        self.watcher = watcher
+        self.codes: list[Code] = []
+        self.site: list[int] = []
+        self.incarnation: list[int] = []
+        self.due: list[bool] = []
+        """Whether a timer should fire now."""
+        self.over: list[bool] = []
+        """Whether every transfer is freed or forgotten."""
+        self.commands: list[Command] = []
+        self.legs: list[LegSite] = []
+        self._ids: dict[tuple[int, int, Code], int] = {}
+        self._steps: dict[tuple[Hashable, ...], Step] = {}
+        self._runs: dict[tuple[int, int], bool] = {}
+        self._command_ids: dict[Command, int] = {}
+        self._leg_ids: dict[tuple[int, int, LegKey], int] = {}
+        self._books: dict[tuple[int, int, tuple[str, ...]], PeerBook] = {}
+        self._directories = {}
+        for engine in (0, 1):
+            for incarnation in range(4):
+                self._directories[sites.digest(engine, incarnation)] = sites.directory(engine, incarnation)
+
+    # What cores, commands and legs are called
+
+    def start(self, site: int, incarnation: int) -> int:
+        """Return a rank that has just started and was told its engine's directory."""
+        known: tuple[str, ...] = ()
+        if self.sites.configuration.met and not incarnation:
+            known = (self.sites.digest(1 - self.sites.engine_of[site], 0),)
+        return self._number(site, incarnation, ((), (), (), (), known))
+
+    def command(self, command: Command) -> int:
+        """Return the number of a command."""
+        number = self._command_ids.get(command)
+        if number is None:
+            number = self._command_ids[command] = len(self.commands)
+            self.commands.append(command)
+        return number
+
+    def parks(self, core: int, asker: tuple[int, int]) -> bool:
+        """Return whether a core keeps a question of this asker."""
+        sender = self.sites.sender(*asker)
+        return any(mover == sender for owner in self.codes[core][OWNERS] for mover, _ in owner[9])
+
+    # Steps
+
+    def step(self, core: int, event: tuple[int, ...]) -> Step:
+        """Return what an event makes of a core."""
+        known = (core, event)
+        found = self._steps.get(known)
+        if found is None:
+            found = self._steps[known] = self._take(core, event)
+        return found
+
+    def lease_runs(self, core: int, leg: int) -> bool:
+        """Return whether a copy of this leg may be started now."""
+        found = self._runs.get((core, leg))
+        if found is None:
+            made = self.revive(core)
+            found = self._runs[core, leg] = made.lease_runs(self.legs[leg].key, made.now)
+        return found
+
+    def renumber(self, core: int, asker: tuple[int, int], numbering: Numbering) -> int:
+        """Return a core whose parked questions of this asker are called as the asker calls them now."""
+        made = self.revive(core)
+        sender = self.sites.sender(*asker)
+        for owner in made.owners.values():
+            question = owner.parked.get(sender)
+            if question is not None:
+                owner.parked[sender] = _renumbered(question, numbering)
+        return self._keep(core, made)[0]
+
+    def revive(self, core: int, own_book: bool = False) -> RankCore:
+        """Return a core as a living object, at time 0."""
+        site, incarnation, code = self.site[core], self.incarnation[core], self.codes[core]
+        book = self._book(site, incarnation, code[KNOWN])
+        if own_book:
+            book = _copied(book)
+        timing = self.sites.configuration.timing
+        return decode(code, timing, self.sites.sender(site, incarnation), book, self.watcher)
+
+    def _take(self, core: int, event: tuple[int, ...]) -> Step:
+        layout = event[0] == HEAR and isinstance(self.post.letters[event[1]].message, Layout)
+        made = self.revive(core, own_book=layout)
+        if event[0] == PASS:
+            made.now = float(self.sites.rate_of[self.site[core]])
+            return Step(self._keep(core, made)[0], (), None)
+        try:
+            effects = made.tick(0.0) if event[0] == TICK else made.handle(self._event(event), 0.0)
+        except Violation:
+            raise
+        except Exception as error:
+            raise Violation("F3", f"the core ended with {type(error).__name__}: {error}") from error
+        number, numbering = self._keep(core, made)
+        return Step(number, self._effects(core, effects, numbering), numbering)
+
+    def _event(self, event: tuple[int, ...]) -> CoreEvent:
+        kind, number = event[:2]
+        if kind == HEAR:
+            letter = self.post.letters[number]
+            return MessageReceived(letter.message, self.post.route(letter))
+        if kind == TELL:
+            return self.commands[number]
+        if kind == ENDED:
+            return CopyEnded(self.legs[number].key, bool(event[2]), "")
+        return Collected(self.sites.keys[number])
+
+    def _effects(
+        self, core: int, effects: list[Effect], numbering: Numbering | None
+    ) -> tuple[tuple[Any, ...], ...]:
+        site, incarnation = self.site[core], self.incarnation[core]
+        found: list[tuple[Any, ...]] = []
+        for effect in effects:
+            if isinstance(effect, Send | Reply):
+                letter = self.post.send(site, incarnation, effect)
+                if letter is not None:
+                    if numbering is not None and self.post.askers[letter] == (site, incarnation):
+                        letter = self.post.renumber(letter, numbering)
+                    found.append((SEND, letter))
+            elif isinstance(effect, Report):
+                number = self.sites.key_number[effect.key]
+                found.append((REPORT, number, effect.outcome, effect.request_id))
+            elif isinstance(effect, StartCopies):
+                found.append((START, self._leg(site, incarnation, effect.leg)))
+            else:
+                found.append((STOP, self._leg(site, incarnation, effect.leg)))
+        return tuple(found)
+
+    def _leg(self, site: int, incarnation: int, key: LegKey) -> int:
+        number = self._leg_ids.get((site, incarnation, key))
+        if number is None:
+            number = self._leg_ids[site, incarnation, key] = len(self.legs)
+            owner, owner_incarnation = (
+                self.sites.site(key.engine_id, key.rank),
+                self.sites.incarnation_of(key.incarnation),
+            )
+            transfer = self.sites.key_number[key.key]
+            self.legs.append(LegSite(key, transfer, site, incarnation, owner, owner_incarnation))
+        return number
+
+    # Keeping
+
+    def _keep(self, core: int, made: RankCore) -> tuple[int, Numbering | None]:
+        site = self.site[core]
+        code, numbering = encode(made, self.sites.rate_of[site])
+        return self._number(site, self.incarnation[core], code), numbering
+
+    def _number(self, site: int, incarnation: int, code: Code) -> int:
+        known = (site, incarnation, code)
+        number = self._ids.get(known)
+        if number is None:
+            number = self._ids[known] = len(self.codes)
+            self.codes.append(code)
+            self.site.append(site)
+            self.incarnation.append(incarnation)
+            timers = code[TIMERS]
+            due = bool(timers) and timers[0][0] <= 0
+            self.due.append(due or any(renewal[5] == 0.0 for renewal in code[RENEWALS]))
+            transfers = (*code[MOVERS], *code[OWNERS])
+            self.over.append(all(transfer[TRANSFER_STATE] == "FREED" for transfer in transfers))
+        return number
+
+    def _book(self, site: int, incarnation: int, known: tuple[str, ...]) -> PeerBook:
+        engine = self.sites.engine_of[site]
+        book = self._books.get((engine, incarnation, known))
+        if book is None:
+            book = self._books[engine, incarnation, known] = PeerBook()
+            book.set_own(self.sites.directory(engine, incarnation))
+            for digest in known:
+                book.learn(self._directories[digest])
+        return book
+
+
+def _renumbered(question: Query, numbering: Numbering) -> Query:
+    from msgspec.structs import replace
+
+    return replace(question, sequence=numbering.get(question.sequence, 0))
+
+
+def _copied(book: PeerBook) -> PeerBook:
+    made = PeerBook()
+    made.own, made.own_digest = book.own, book.own_digest
+    made._directories, made._plans = dict(book._directories), dict(book._plans)
+    return made

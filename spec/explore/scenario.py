@@ -1,0 +1,57 @@
+"""A path as a file that people read and that replays: the world's name, the rule, and one line an action."""
+
+from pathlib import Path
+
+from .search import Found
+from .state import Action
+from .telling import sentence
+from .violation import Violation
+from .world import World
+
+
+def write_scenario(path: Path, world: World, found: Found, mutant: str = "") -> None:
+    """Write what was found."""
+    lines = [f"configuration: {world.configuration.name}"]
+    if mutant:
+        lines.append(f"mutant: {mutant}")
+    lines += [f"violates: {found.rule}", "", f"# {found.text}", ""]
+    state = world.first()
+    for place, action in enumerate(found.path):
+        lines.append(sentence(world, state, action))
+        if place < len(found.path) - 1:
+            state = world.apply(state, action, dict(world.choices(state))[action])
+    path.write_text("\n".join(lines) + "\n")
+
+
+def read_head(path: Path) -> dict[str, str]:
+    """Return what a scenario file says of itself."""
+    head = {}
+    for line in path.read_text().split("\n\n")[0].splitlines():
+        name, _, value = line.partition(": ")
+        head[name] = value
+    return head
+
+
+def replay(path: Path, world: World) -> tuple[list[Action], Violation | None]:
+    """Take the steps of a scenario file; return them, and the violation that they end in.
+
+    A path that ends because nothing changes any more, with something still not ended, violates rule L1.
+    """
+    body = path.read_text().split("\n\n", 1)[1].splitlines()
+    state = world.first()
+    actions: list[Action] = []
+    for line in body:
+        if not line or line.startswith("#"):
+            continue
+        named = {sentence(world, state, action): (action, cost) for action, cost in world.choices(state)}
+        if line not in named:
+            raise ValueError(f"{path}: {line!r} cannot happen here")
+        action, cost = named[line]
+        actions.append(action)
+        try:
+            state = world.apply(state, action, cost)
+        except Violation as violation:
+            return actions, violation
+    if not world.ended(state):
+        return actions, Violation("L1", world.unended(state))
+    return actions, None

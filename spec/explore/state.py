@@ -1,0 +1,109 @@
+"""A world's whole situation as one flat tuple, and the form in which it is changed."""
+
+from typing import Any, NamedTuple
+
+Job = tuple[int, int, int, int, int]
+"""Mover's site (``GHOST`` if its process is gone), leg, batches begun, age in steps of the batch in the air
+(-1: none), flags."""
+Story = tuple[int, int, int, int, int, int, int]
+"""Stage on P, stage on D, layers computed, number of the request on P and on D, flags, incarnation
+offered."""
+
+GHOST = -1
+JOB_STOPPED, JOB_BROKEN, JOB_SLOW, JOB_SPOILT, AIR_SPOILT = 1, 2, 4, 8, 16
+ANNOUNCED, P_LATE, D_LATE, COMPUTE_LATE, TWICE = 1, 2, 4, 8, 16
+IDLE, RUNNING, DONE, OVER, ABORTING = range(5)
+"""Stages of a request. On D, RUNNING is loading; OVER has nothing left that vLLM waits for."""
+FREE, HELD, RELEASED = range(3)
+HARSH = 1
+
+
+class State(NamedTuple):
+    """Everything that an interleaving can depend on."""
+
+    cores: tuple[int, ...]
+    schedulers: tuple[int, int]
+    incarnations: tuple[int, int]
+    net: tuple[int, ...]
+    """Letters under way, each twice its number, plus one if it is late."""
+    jobs: tuple[Job, ...]
+    queues: tuple[tuple[int, ...], ...]
+    """For each site, the commands that its engine's steps have for it."""
+    reports: tuple[tuple[tuple[int, str, str], ...], ...]
+    """For each site, the reports that vLLM has not taken."""
+    holds: tuple[tuple[int, ...], ...]
+    """For each site and transfer: whether vLLM counts on a report before it uses the blocks again."""
+    stories: tuple[Story, ...]
+    merged: tuple[tuple[int, int, int, int], ...]
+    """Engine, transfer, bits of the ranks that reported, whether any failed."""
+    good: tuple[tuple[int, int, int], ...]
+    """Mover's site, owner's site and transfer of each leg whose bytes are all there and all right."""
+    left: int
+    """Faults that may still come."""
+    marks: int
+    """``HARSH`` if worse than a fault of the network has come; further bits: sites with late commands."""
+
+
+class Draft:
+    """A state that is being changed."""
+
+    __slots__ = (
+        "cores",
+        "good",
+        "holds",
+        "incarnations",
+        "jobs",
+        "left",
+        "marks",
+        "merged",
+        "net",
+        "queues",
+        "reports",
+        "schedulers",
+        "stories",
+    )
+
+    def __init__(self, state: State) -> None:
+        self.cores = list(state.cores)
+        self.schedulers = list(state.schedulers)
+        self.incarnations = list(state.incarnations)
+        self.net = list(state.net)
+        self.jobs = list(state.jobs)
+        self.queues: list[tuple[int, ...]] = list(state.queues)
+        self.reports: list[tuple[tuple[int, str, str], ...]] = list(state.reports)
+        self.holds: list[tuple[int, ...]] = list(state.holds)
+        self.stories: list[Story] = list(state.stories)
+        self.merged = list(state.merged)
+        self.good = set(state.good)
+        self.left = state.left
+        self.marks = state.marks
+
+    def freeze(self) -> State:
+        """Return the state that it has become."""
+        self.net.sort()
+        self.jobs.sort()
+        return State(
+            tuple(self.cores),
+            (self.schedulers[0], self.schedulers[1]),
+            (self.incarnations[0], self.incarnations[1]),
+            tuple(self.net),
+            tuple(self.jobs),
+            tuple(self.queues),
+            tuple(self.reports),
+            tuple(self.holds),
+            tuple(self.stories),
+            tuple(sorted(self.merged)),
+            tuple(sorted(self.good)),
+            self.left,
+            self.marks,
+        )
+
+    def hold(self, site: int, key: int, value: int) -> None:
+        """Note whether vLLM counts on a report of this rank."""
+        holds = list(self.holds[site])
+        holds[key] = value
+        self.holds[site] = tuple(holds)
+
+
+Action = tuple[Any, ...]
+"""A name and its arguments."""

@@ -1,0 +1,336 @@
+"""A world: what can happen in a state, and what state comes of it.
+
+Time goes on only when everything that is on time has happened: letters have arrived, commands and reports
+were taken, due timers have fired, copies have landed. What is late is late by a fault, and from then on
+comes at any time. That keeps a good day short and puts every delay into the count of faults. Nothing is
+lost by it: a schedule in which k things are late is explored with k faults.
+"""
+
+from dfirst.protocol.effects import FAILED
+from dfirst.protocol.messages import Cancel, Sender
+from dfirst.protocol.modes import MOVER, OWNER
+
+from .configuration import Configuration
+from .memory import Habits, Memory
+from .post import ANYONE, ROUTER_SITE, Letter, Post
+from .ranks import DEAD, ENDED, HEAR, PASS, REPORT, SEND, START, TAKEN, TELL, TICK, Ranks, Step, Watcher
+from .requests import Requests
+from .schedulers import Schedulers
+from .sites import D, P, Sites
+from .state import GHOST, HARSH, JOB_BROKEN, JOB_SLOW, Action, Draft, Job, State
+from .violation import Violation
+
+ROUTER_SENDER = Sender("router", -1, "r")
+STORY_MOVES = frozenset(("prefill", "compute", "finish", "decode"))
+FREE, DISORDER, FAULT = range(3)
+NETWORK_FAULTS = frozenset(("lose", "repeat", "delay"))
+
+
+class World:
+    """One configuration, ready to be stepped through."""
+
+    def __init__(self, configuration: Configuration, habits: Habits | None = None) -> None:
+        self.configuration = configuration
+        self.habits = habits or Habits()
+        self.sites = Sites(configuration)
+        self.watcher = Watcher()
+        self.post = Post(self.sites)
+        self.ranks = Ranks(self.sites, self.post, self.watcher)
+        self.schedulers = Schedulers(self.sites, self.watcher)
+        self.memory = Memory(self.sites, self.ranks, self.habits)
+        self.requests = Requests(self.sites, self.ranks, self.schedulers, self.memory)
+        self._kinds = frozenset(configuration.kinds)
+
+    def first(self) -> State:
+        """Return the state in which nothing has happened yet."""
+        sites, keys = range(self.configuration.ranks), range(self.configuration.transfers)
+        return State(
+            cores=tuple(self.ranks.start(site, 0) for site in sites),
+            schedulers=(self.schedulers.fresh, self.schedulers.fresh),
+            incarnations=(0, 0),
+            net=(),
+            jobs=(),
+            queues=tuple(() for _ in sites),
+            reports=tuple(() for _ in sites),
+            holds=tuple(tuple(0 for _ in keys) for _ in sites),
+            stories=tuple((0, 0, 0, 0, 0, 0, 0) for _ in keys),
+            merged=(),
+            good=(),
+            left=self.configuration.faults,
+            marks=0,
+        )
+
+    # What can happen
+
+    def moves(self, state: State) -> tuple[list[Action], list[Action]]:
+        """Return what happens without any fault: what time waits for, and what may come at any time. The
+        first one of the former, or else of the latter, is what happens next once faults stop.
+        """
+        prompt: list[Action] = []
+        late: list[Action] = []
+        for site, queue in enumerate(state.queues):
+            if queue:
+                (late if state.marks >> (site + 1) & 1 else prompt).append(("step", site))
+        due = self.ranks.due
+        prompt += [("timers", site) for site, core in enumerate(state.cores) if core >= 0 and due[core]]
+        prompt += [("collect", site) for site, reports in enumerate(state.reports) if reports]
+        last = -1
+        for item in state.net:
+            if item != last:
+                (late if item & 1 else prompt).append(("deliver", item))
+                last = item
+        for place, job in enumerate(state.jobs):
+            self._job_moves(state, place, job, prompt, late)
+        for key in range(len(state.stories)):
+            for move in self.requests.moves(state, key):
+                (prompt if self.requests.holds_up(state, move) else late).append(move)
+        if not prompt:
+            late.append(("tick",))
+        return prompt, late
+
+    def _job_moves(
+        self, state: State, place: int, job: Job, prompt: list[Action], late: list[Action]
+    ) -> None:
+        memory = self.memory
+        relaxed = late if job[4] & JOB_SLOW or job[0] == GHOST else prompt
+        if memory.may_end(job):
+            prompt.append(("end", place))
+        if memory.may_land(job):
+            at_its_longest = job[3] >= memory.longest[self.ranks.legs[job[1]].mover] and job[0] != GHOST
+            (prompt if at_its_longest else relaxed).append(("land", place))
+        if memory.may_begin(state, job):
+            relaxed.append(("begin", place))
+
+    def choices(self, state: State) -> list[tuple[Action, int]]:
+        """Return everything that can happen, each with what it costs, what costs nothing first.
+
+        In an orderly world letters and steps come in one fixed order, and to take another one is a fault too.
+        """
+        prompt, late = self.moves(state)
+        if not self.configuration.orderly or not prompt:
+            found = [(action, FREE) for action in (*prompt, *late)]
+        else:
+            found = [(prompt[0], FREE)]
+            if state.left:
+                found += [(action, DISORDER) for action in (*prompt[1:], *late)]
+        if state.left:
+            found += [(action, FAULT) for action in self.faults(state)]
+        return found
+
+    def faults(self, state: State) -> list[Action]:
+        """Return the faults that may come now."""
+        kinds = self._kinds
+        found: list[Action] = []
+        self._network_faults(state, kinds, found)
+        for place, job in enumerate(state.jobs):
+            if job[0] == GHOST:
+                continue
+            if "slow" in kinds and not job[4] & (JOB_SLOW | JOB_BROKEN):
+                found.append(("slow", place))
+            if "break" in kinds and job[3] >= 0 and not job[4] & JOB_BROKEN:
+                found.append(("break", place))
+        if "late" in kinds:
+            queues = enumerate(state.queues)
+            found += [("late_step", site) for site, q in queues if q and not state.marks >> (site + 1) & 1]
+        for key in range(len(state.stories)):
+            found += self.requests.faults(state, key, self.configuration.kinds)
+        for engine in (P, D):
+            if state.schedulers[engine] != DEAD and not state.incarnations[engine]:
+                found += [(name, engine) for name in ("die", "restart") if name in kinds]
+        return found
+
+    @staticmethod
+    def _network_faults(state: State, kinds: frozenset[str], found: list[Action]) -> None:
+        last = -1
+        for item in state.net:
+            if item == last:
+                continue
+            last = item
+            if "lose" in kinds:
+                found.append(("lose", item))
+            if not item & 1:
+                if "repeat" in kinds:
+                    found.append(("repeat", item))
+                if "delay" in kinds:
+                    found.append(("delay", item))
+
+    # What comes of it
+
+    def apply(self, state: State, action: Action, cost: int) -> State:
+        """Return the state after an action; raise ``Violation`` if a rule is broken by it."""
+        draft = Draft(state)
+        if cost != FREE:
+            draft.left -= 1
+            if cost == FAULT and action[0] not in NETWORK_FAULTS:
+                draft.marks |= HARSH
+        self._do(draft, action)
+        return draft.freeze()
+
+    def _do(self, draft: Draft, action: Action) -> None:
+        name = action[0]
+        if name in STORY_MOVES:
+            getattr(self.requests, name)(draft, action[1])
+            return
+        method = getattr(self, f"_{name}", None)
+        if method is not None:
+            method(draft, *action[1:])
+        else:
+            getattr(self.requests, name)(draft, *action[1:])
+
+    def _step(self, draft: Draft, site: int) -> None:
+        command, *rest = draft.queues[site]
+        draft.queues[site] = tuple(rest)
+        if not rest:
+            draft.marks &= ~(2 << site)
+        self._take(draft, site, (TELL, command))
+
+    def _timers(self, draft: Draft, site: int) -> None:
+        self._take(draft, site, (TICK, 0))
+
+    def _collect(self, draft: Draft, site: int) -> None:
+        for key in self.requests.collect(draft, site):
+            self._take(draft, site, (TAKEN, key))
+
+    def _deliver(self, draft: Draft, item: int) -> None:
+        draft.net.remove(item)
+        self._take(draft, self.post.letters[item >> 1].target, (HEAR, item >> 1))
+
+    def _repeat(self, draft: Draft, item: int) -> None:
+        draft.net.append(item | 1)
+
+    def _delay(self, draft: Draft, item: int) -> None:
+        draft.net.remove(item)
+        draft.net.append(item | 1)
+
+    def _lose(self, draft: Draft, item: int) -> None:
+        draft.net.remove(item)
+
+    def _begin(self, draft: Draft, place: int) -> None:
+        self.memory.begin(draft, place)
+
+    def _land(self, draft: Draft, place: int) -> None:
+        self.memory.land(draft, place)
+
+    def _end(self, draft: Draft, place: int) -> None:
+        mover, leg, ok = self.memory.end(draft, place)
+        self._take(draft, mover, (ENDED, leg, int(ok)))
+
+    def _slow(self, draft: Draft, place: int) -> None:
+        draft.jobs[place] = (*draft.jobs[place][:4], draft.jobs[place][4] | JOB_SLOW)
+
+    def _break(self, draft: Draft, place: int) -> None:
+        draft.jobs[place] = (*draft.jobs[place][:4], draft.jobs[place][4] | JOB_BROKEN)
+
+    def _late_step(self, draft: Draft, site: int) -> None:
+        draft.marks |= 2 << site
+
+    def _tick(self, draft: Draft) -> None:
+        for site, core in enumerate(draft.cores):
+            if core >= 0:
+                draft.cores[site] = self.ranks.step(core, (PASS, 0)).core
+        self.memory.age(draft)
+
+    def _cancel(self, draft: Draft, key: int, engine: int) -> None:
+        """The router says CANCEL to every rank of an engine."""
+        for site in self.sites.of_engine[engine]:
+            incarnation = draft.incarnations[engine]
+            message = Cancel(
+                sender=ROUTER_SENDER,
+                key=self.sites.keys[key],
+                target_incarnation=self.sites.sender(site, incarnation).incarnation,
+                target=OWNER if engine == self.sites.owner else MOVER,
+                mode=self.configuration.mode,
+                reason="",
+            )
+            draft.net.append(self.post.write(Letter(ROUTER_SITE, 0, site, ANYONE, message)) * 2)
+
+    def _die(self, draft: Draft, engine: int) -> None:
+        self._crash(draft, engine)
+        for site in self.sites.of_engine[engine]:
+            draft.cores[site] = DEAD
+        draft.schedulers[engine] = DEAD
+        draft.net = [item for item in draft.net if draft.cores[self.post.letters[item >> 1].target] != DEAD]
+
+    def _restart(self, draft: Draft, engine: int) -> None:
+        self._crash(draft, engine)
+        draft.incarnations[engine] += 1
+        for site in self.sites.of_engine[engine]:
+            draft.cores[site] = self.ranks.start(site, draft.incarnations[engine])
+        draft.schedulers[engine] = self.schedulers.fresh
+        draft.net = [item for item in draft.net if self._reachable(draft, self.post.letters[item >> 1])]
+
+    def _crash(self, draft: Draft, engine: int) -> None:
+        for site in self.sites.of_engine[engine]:
+            draft.queues[site] = ()
+            draft.reports[site] = ()
+            draft.marks &= ~(2 << site)
+        self.memory.crashed(draft, engine)
+        self.requests.crashed(draft, engine)
+
+    def _reachable(self, draft: Draft, letter: Letter) -> bool:
+        if draft.cores[letter.target] == DEAD:
+            return False
+        incarnation = draft.incarnations[self.sites.engine_of[letter.target]]
+        return letter.target_incarnation in (ANYONE, incarnation)
+
+    # What a core asks for
+
+    def _take(self, draft: Draft, site: int, event: tuple[int, ...]) -> None:
+        step = self.ranks.step(draft.cores[site], event)
+        draft.cores[site] = step.core
+        if step.numbering is not None:
+            self._renumber(draft, site, step)
+        for effect in step.effects:
+            kind, value = effect[0], effect[1]
+            if kind == SEND:
+                if self._reachable(draft, self.post.letters[value]):
+                    draft.net.append(value * 2)
+            elif kind == START:
+                self.memory.started(draft, value)
+            elif kind == REPORT:
+                self._report(draft, site, value, effect[2], effect[3])
+            else:
+                self.memory.stopped(draft, value)
+
+    def _report(self, draft: Draft, site: int, key: int, outcome: str, request_id: str) -> None:
+        self.memory.released(draft, site, key, outcome)
+        used = self.configuration.faults - draft.left
+        if outcome == FAILED and not draft.marks & HARSH and used <= self.configuration.mild_faults:
+            text = (
+                f"{self.sites.names[site]} fails a transfer that met nothing worse than {used} lost letters"
+            )
+            raise Violation("R9", text)
+        draft.reports[site] = (*draft.reports[site], (key, outcome, request_id))
+
+    def _renumber(self, draft: Draft, site: int, step: Step) -> None:
+        """Some questions of this core are called otherwise now: wherever they are."""
+        assert step.numbering is not None
+        asker = (site, self.ranks.incarnation[step.core])
+        askers, post = self.post.askers, self.post
+        for place, item in enumerate(draft.net):
+            if askers[item >> 1] == asker:
+                draft.net[place] = post.renumber(item >> 1, step.numbering) * 2 | item & 1
+        for other, core in enumerate(draft.cores):
+            if core >= 0 and other != site and self.ranks.parks(core, asker):
+                draft.cores[other] = self.ranks.renumber(core, asker, step.numbering)
+
+    # What must hold at the end
+
+    def ended(self, state: State) -> bool:
+        """Return whether every live rank has freed everything and vLLM waits for nothing (rule L1)."""
+        over = self.ranks.over
+        if any(core >= 0 and not over[core] for core in state.cores):
+            return False
+        if any(job[0] != GHOST for job in state.jobs):
+            return False
+        return not self.requests.waiting(state)
+
+    def unended(self, state: State) -> str:
+        """Return what has not ended."""
+        found = list(self.requests.waiting(state))
+        for site, core in enumerate(state.cores):
+            if core >= 0 and not self.ranks.over[core]:
+                states = [transfer[2] for part in self.ranks.codes[core][:2] for transfer in part]
+                found.append(f"{self.sites.names[site]} in {', '.join(states)}")
+        found += ["a copy" for job in state.jobs if job[0] != GHOST]
+        return "; ".join(found)

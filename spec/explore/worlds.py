@@ -1,0 +1,70 @@
+"""The sets of worlds that ``dfirst explore`` visits.
+
+Small worlds are explored in every order; larger ones take letters and steps in one order, and another
+order is a fault like any other. The quick set has one fault (two where that is few states), the full set
+two or three.
+"""
+
+import msgspec
+from dfirst.protocol.timing import Timing
+
+from .configuration import ABORTS, COPIES, FAST, NETWORK, SLOW, STEADY, Configuration, pull, push
+
+SWAPPED = {"prefill_rate": FAST, "decode_rate": SLOW}
+LONG_HOLD: Timing = msgspec.structs.replace(STEADY, hold_seconds=40.0, transfer_deadline_seconds=20.0)
+
+QUICK: tuple[Configuration, ...] = (
+    pull("pull-1x1", faults=1),
+    push("push-1x1", faults=1, batches=2),
+    pull("pull-1x1-unmet", faults=1, met=False, **SWAPPED),
+    push("push-1x1-unmet", faults=1, met=False, orderly=True, **SWAPPED),
+    pull("pull-1x1-d-first", faults=1, prefill_first=False),
+    pull("pull-1x1-long-hold", faults=1, timing=LONG_HOLD),
+    push("push-1x1-long-hold", faults=1, timing=LONG_HOLD, orderly=True),
+    pull("pull-1x2-cached", faults=1, decode_ranks=2, all_cached=True, orderly=True),
+    pull("pull-2x1", faults=1, prefill_ranks=2, orderly=True),
+    push("push-2x1", faults=1, prefill_ranks=2, orderly=True),
+    pull("pull-2x1-replicas", faults=1, prefill_ranks=2, heads=1, orderly=True),
+    push("push-2x1-replicas", faults=1, prefill_ranks=2, heads=1, orderly=True),
+    pull("pull-1x2", faults=1, decode_ranks=2, orderly=True),
+    push("push-1x2", faults=1, decode_ranks=2, orderly=True),
+    pull("pull-2x2", faults=1, prefill_ranks=2, decode_ranks=2, orderly=True),
+    push("push-2x2", faults=1, prefill_ranks=2, decode_ranks=2, orderly=True),
+    pull("pull-1x1-two", faults=1, transfers=2, orderly=True),
+    push("push-1x1-two", faults=1, transfers=2, orderly=True),
+)
+
+FULL: tuple[Configuration, ...] = (
+    push("push-1x1-every-order", faults=2),
+    push("push-1x1-every-order-swapped", faults=2, **SWAPPED),
+    pull("pull-1x1-every-order", faults=2),
+    pull("pull-1x1-every-order-swapped", faults=2, **SWAPPED),
+    pull("pull-1x1-d-first", faults=2, prefill_first=False),
+    pull("pull-1x1-three", faults=3, orderly=True),
+    push("push-1x1-three", faults=3, orderly=True, batches=2, kinds=(*NETWORK, *COPIES, *ABORTS)),
+    pull("pull-1x1-unmet", faults=2, met=False),
+    push("push-1x1-unmet", faults=2, met=False, orderly=True),
+    pull("pull-1x1-long-hold", faults=2, timing=LONG_HOLD),
+    push("push-1x1-long-hold", faults=2, timing=LONG_HOLD, orderly=True),
+    pull("pull-1x2-cached", faults=2, decode_ranks=2, all_cached=True, orderly=True),
+    pull("pull-2x1", faults=2, prefill_ranks=2, orderly=True),
+    push("push-2x1", faults=2, prefill_ranks=2, orderly=True, **SWAPPED),
+    pull("pull-2x1-replicas", faults=2, prefill_ranks=2, heads=1, orderly=True),
+    push("push-2x1-replicas", faults=2, prefill_ranks=2, heads=1, orderly=True),
+    pull("pull-1x2", faults=2, decode_ranks=2, orderly=True, **SWAPPED),
+    push("push-1x2", faults=2, decode_ranks=2, orderly=True),
+    pull("pull-2x2", faults=2, prefill_ranks=2, decode_ranks=2, orderly=True),
+    push("push-2x2", faults=2, prefill_ranks=2, decode_ranks=2, orderly=True),
+    pull("pull-1x1-two", faults=2, transfers=2, orderly=True),
+    push("push-1x1-two", faults=2, transfers=2, orderly=True),
+)
+
+
+def named(name: str, quick: bool) -> Configuration:
+    """Return a world of a set, or the other one's if this set has none of that name."""
+    first, second = (QUICK, FULL) if quick else (FULL, QUICK)
+    for configuration in (*first, *second):
+        if configuration.name == name:
+            return configuration
+    names = ", ".join(sorted({configuration.name for configuration in (*QUICK, *FULL)}))
+    raise ValueError(f"there is no configuration {name!r}; there are {names}")
