@@ -10,7 +10,8 @@
     ----
     P0 transfer        NEW -> METADATA_QUERY         PB1 offer
 
-A command is a line of words; words with an equals sign are options. What comes out ends at the next empty line.
+A command is a line of words; words with an equals sign are options. What comes out ends at the next empty
+line.
 """
 
 from dataclasses import dataclass, field

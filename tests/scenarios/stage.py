@@ -128,7 +128,7 @@ class Stage(TracedWorld):
         self._arrive(picked)
 
     def do_cut(self, command: Command) -> None:
-        """Lose every message from now on; with ``from=P1`` those of one rank, with ``from=P`` of an engine."""
+        """Lose every message from now on; with ``from=P1`` one rank's, with ``from=P`` an engine's."""
         self.cut = command.options.get("from", EVERYBODY)
 
     def do_mend(self, _command: Command) -> None:
@@ -219,7 +219,7 @@ class Stage(TracedWorld):
         )
 
     def do_stranger(self, command: Command) -> None:
-        """``stranger DONE P0``: a rank that takes no part says something; ``as=D0`` in the name of that one."""
+        """``stranger DONE P0``: who takes no part says something; with ``as=D0`` in that one's name."""
         _, kind, rank = command.words
         name = command.options.get("as", "X0")
         incarnation = command.options.get("incarnation", f"{name}.9")

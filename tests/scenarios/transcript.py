@@ -1,4 +1,4 @@
-"""What comes out of a scenario, as lines that people read: messages as they arrive, steps, copies, reports."""
+"""What comes out of a scenario, as lines that people read: messages that arrive, steps, copies, reports."""
 
 from dfirst.protocol import messages as wire
 from dfirst.protocol.entity import CoreEntity

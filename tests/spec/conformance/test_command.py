@@ -13,6 +13,12 @@ def conform(*words: str) -> Result:
     return CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, ["conform", *words])
 
 
+def test_it_teaches() -> None:
+    shown = conform("--help").output
+    for word in ("TRACE...", "--running", "--json", "dfirst conform .demo/traces"):
+        assert word in shown
+
+
 def test_a_trace_that_conforms_is_counted(tmp_path: Path) -> None:
     pull(tmp_path / "traces")
     result = conform(str(tmp_path / "traces"), "--json", str(tmp_path / "found.json"))
