@@ -3,5 +3,6 @@ held against.
 
 ``table`` holds the rules as data, ``files`` reads traces, ``replay`` walks through one file with
 ``picture`` (what the rank looks like by now), ``causes`` (what may happen now), ``debts`` (what has to be
-said yet) and ``guards``; ``between`` holds the files against each other.
+said yet), ``dues`` (what has to be heard) and ``guards``; ``between`` and ``expected`` hold the files
+against each other.
 """

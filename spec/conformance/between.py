@@ -1,5 +1,5 @@
 """Holds the files of a trace against each other: what came in was sent, and what an engine's scheduler
-side heard is what its ranks reported.
+side heard is what its ranks reported, and an owner expects everybody who has a leg to it.
 """
 
 from collections import defaultdict
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dfirst.protocol.trace_lines import MessageLine, ReportLine, StepLine
 
 from .causes import incarnation
+from .expected import check_expected
 from .files import TraceText
 from .picture import Key
 from .violation import Violation
@@ -20,7 +21,7 @@ SCHEDULER = -1
 def check_between(texts: Iterable[TraceText]) -> list[Violation]:
     """Return every line that another file speaks against."""
     files = list(texts)
-    return [*_unsent(files), *_unreported(files)]
+    return [*_unsent(files), *_unreported(files), *check_expected(files)]
 
 
 def _unsent(files: list[TraceText]) -> Iterator[Violation]:

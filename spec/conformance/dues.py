@@ -6,7 +6,7 @@ from dfirst.protocol.specification import TransitionSpec
 from dfirst.protocol.trace_lines import MessageLine, StepLine
 
 from .causes import incarnation
-from .picture import Entity, Key, PeerKey, Picture
+from .picture import Entity, Key, Picture
 from .table import table
 from .violation import BrokenRule
 
@@ -69,6 +69,6 @@ class Dues:
             )
 
     def _outstanding(self, key: Key, line: MessageLine) -> bool:
-        leg = self._picture.legs.get(PeerKey(key, line.sender))
+        leg = self._picture.legs_of(key).get(line.sender)
         # Of many questions only the newest are kept.
         return leg is not None and line.sequence in list(leg.asked)[-1:]

@@ -91,19 +91,19 @@ def _writer_lost(picture: Picture, line: StepLine, _cause: MessageLine | None) -
 
 
 def _leg_failed(picture: Picture, line: StepLine, _cause: MessageLine | None) -> bool | None:
-    return any(leg.failed for leg in picture.legs_of(_key(line)))
+    return any(leg.failed for leg in picture.legs_of(_key(line)).values())
 
 
 def _all_lent(picture: Picture, line: StepLine, _cause: MessageLine | None) -> bool | None:
-    return all(leg.lent for leg in picture.legs_of(_key(line)))
+    return all(leg.lent for leg in picture.legs_of(_key(line)).values())
 
 
 def _all_copied(picture: Picture, line: StepLine, _cause: MessageLine | None) -> bool | None:
-    return all(leg.copied for leg in picture.legs_of(_key(line)))
+    return all(leg.copied for leg in picture.legs_of(_key(line)).values())
 
 
 def _all_quiet(picture: Picture, line: StepLine, _cause: MessageLine | None) -> bool | None:
-    return all(leg.state in QUIET for leg in picture.legs_of(_key(line)))
+    return all(leg.state in QUIET for leg in picture.legs_of(_key(line)).values())
 
 
 JUDGES: dict[str, Judge] = {

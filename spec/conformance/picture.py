@@ -68,8 +68,8 @@ class Picture:
         self.name = f"{start.engine}/{start.rank}/{start.incarnation}"
         self.timers = {timer.name: timer.default for timer in load_timers().timers} | start.timers
         self.states: dict[Entity, str] = {}
-        self.legs: dict[PeerKey, Leg] = {}
-        self.leases: dict[PeerKey, Lease] = {}
+        self._legs: dict[Key, dict[str, Leg]] = {}
+        self._leases: dict[Key, dict[str, Lease]] = {}
         self.expected: dict[Key, tuple[str, ...]] = {}
         self.held_at: dict[Key, float] = {}
         self.parked: dict[Key, set[str]] = {}
@@ -78,6 +78,7 @@ class Picture:
         self.reported: dict[Key, str] = {}
         """Outcomes that vLLM has taken."""
         self.sequences: set[int] = set()
+        self.last_sequence = 0
 
     @property
     def tolerance_seconds(self) -> float:
@@ -88,21 +89,21 @@ class Picture:
         """Return the state that a machine is in."""
         return self.states.get(entity, initial)
 
-    def leg(self, key: PeerKey) -> Leg:
+    def leg(self, at: PeerKey) -> Leg:
         """Return a mover's leg."""
-        return self.legs.setdefault(key, Leg())
+        return self._legs.setdefault(at.key, {}).setdefault(at.peer, Leg())
 
-    def lease(self, key: PeerKey) -> Lease:
+    def lease(self, at: PeerKey) -> Lease:
         """Return an owner's lease."""
-        return self.leases.setdefault(key, Lease())
+        return self._leases.setdefault(at.key, {}).setdefault(at.peer, Lease())
 
-    def legs_of(self, key: Key) -> list[Leg]:
-        """Return the legs of a transfer."""
-        return [leg for name, leg in self.legs.items() if name.key == key]
+    def legs_of(self, key: Key) -> dict[str, Leg]:
+        """Return the legs of a transfer by their owners."""
+        return self._legs.get(key, {})
 
     def leases_of(self, key: Key) -> dict[str, Lease]:
         """Return the leases of a transfer by their movers."""
-        return {name.peer: lease for name, lease in self.leases.items() if name.key == key}
+        return self._leases.get(key, {})
 
     def lent_to(self, key: Key) -> list[str]:
         """Return the movers whose copies may still reach a transfer's blocks."""
@@ -173,10 +174,8 @@ class Picture:
     def _forget(self, key: Key, machine: str) -> None:
         del self.states[Entity(machine, key, "")]
         mover = machine in ("decode_blockwise", "prefill_layerwise")
-        views: dict[PeerKey, Leg] | dict[PeerKey, Lease] = self.legs if mover else self.leases
-        legs = "mover_leg" if mover else "owner_leg"
-        for name in [name for name in views if name.key == key]:
-            del views[name]
-            self.states.pop(Entity(legs, *name), None)
+        legs = self._legs.pop(key, {}) if mover else self._leases.pop(key, {})
+        for peer in legs:
+            self.states.pop(Entity("mover_leg" if mover else "owner_leg", key, peer), None)
         for memory in (self.expected, self.held_at, self.parked, self.reporting, self.reported):
             memory.pop(key, None)

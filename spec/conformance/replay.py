@@ -172,8 +172,9 @@ class Replay:
         if lent:
             rule = "R5" if self.picture.pushes(key) else "S4"
             raise BrokenRule(rule, f"{what} while they are lent to {', '.join(lent)}", key.transfer)
-        loud = [leg.state for leg in self.picture.legs_of(key) if leg.state not in (*QUIET, "NEW")]
-        if loud or any(leg.in_flight for leg in self.picture.legs_of(key)):
+        legs = self.picture.legs_of(key).values()
+        loud = [leg.state for leg in legs if leg.state not in (*QUIET, "NEW")]
+        if loud or any(leg.in_flight for leg in legs):
             raise BrokenRule("R5", f"{what} while a leg is {', '.join(loud) or 'copying'}", key.transfer)
 
     # Messages
@@ -205,15 +206,18 @@ class Replay:
 
     def _ask(self, line: MessageLine, asked: dict[int, float]) -> None:
         known = self.picture.sequences
-        if line.sequence in known and not (line.message == "RENEW" and line.sequence == max(known)):
+        # The lines of one RENEW have one number.
+        batched = line.message == "RENEW" and line.sequence == self.picture.last_sequence
+        if line.sequence in known and not batched:
             raise BrokenRule(
                 "R8", f"{line.message} has number {line.sequence}, which was asked before", line.transfer
             )
         known.add(line.sequence)
+        self.picture.last_sequence = line.sequence
         asked[line.sequence] = line.time
 
     def _check_copying(self, line: MessageLine, leg: PeerKey) -> None:
-        if leg not in self.picture.legs or not self.picture.legs[leg].lent:
+        if not self.picture.leg(leg).lent:
             raise BrokenRule("R10", f"a renewal of what {line.receiver} has not lent", line.transfer)
 
     def _check_answer(self, line: MessageLine, to: tuple[str, ...], rule: str) -> None:
