@@ -23,6 +23,7 @@ from .engine_options import EngineLayout
 from .engine_spec import EngineSpec, Mode, block_tokens
 from .launch import Engine
 from .local_set import LocalSet, LocalSetSpec
+from .processes import end_on_sigterm_as_on_ctrl_c
 from .trace_reader import Traces, read_traces
 from .waiting import waiting
 
@@ -47,6 +48,7 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 def run_demo(settings: DemoSettings, console: Console) -> DemoReport:
     """Runs it all and prints the table; the report says whether it went well. Raises `LaunchError`."""
+    end_on_sigterm_as_on_ctrl_c()
     work = settings.work_dir.resolve()
     logs, traces = work / "logs", work / "traces"
     for directory in (logs, traces):

@@ -130,6 +130,11 @@ class Child:
         atexit.unregister(self.kill)
 
 
+def end_on_sigterm_as_on_ctrl_c() -> None:
+    """So that whoever stops this process with SIGTERM also gets its children stopped in order."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
 def log_excerpt(log: Path, lines: int = EXCERPT_LINES) -> str:
     """The line that tells why, if one looks like it, and the last lines of a log."""
     try:

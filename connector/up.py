@@ -9,6 +9,7 @@ from rich.console import Console
 
 from .launch import LaunchError
 from .local_set import LocalSet, LocalSetSpec
+from .processes import end_on_sigterm_as_on_ctrl_c
 from .waiting import waiting
 
 CHECK_SECONDS = 1.0
@@ -20,6 +21,7 @@ def run_up(spec: LocalSetSpec, console: Console) -> None:
     def around(what: str) -> AbstractContextManager[None]:
         return waiting(console, what)
 
+    end_on_sigterm_as_on_ctrl_c()
     running = LocalSet(spec)
     try:
         running.start(around)

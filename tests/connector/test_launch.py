@@ -157,6 +157,23 @@ def test_a_child_dies_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     wait_for_end(pid)
 
 
+def test_sigterm_runs_what_ctrl_c_would_run() -> None:
+    program = (
+        "import time\n"
+        "from dfirst.connector.processes import end_on_sigterm_as_on_ctrl_c\n"
+        "end_on_sigterm_as_on_ctrl_c()\n"
+        "try:\n"
+        "    print('ready', flush=True); time.sleep(60)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('stopped in order')\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.stdout.readline() == "stopped in order\n"
+
+
 def test_the_cause_is_shown_even_when_the_end_of_a_log_is_about_something_else(tmp_path: Path) -> None:
     log = tmp_path / "engine.log"
     log.write_text("ValueError: head size 7 is not supported\n" + "shutting down\n" * 40)
