@@ -229,7 +229,9 @@ class Stage(TracedWorld):
         digest = layout_digest(self.engines[name[0]]) if name[0] in self.engines else "?"
         message: wire.Message
         if kind == "QUERY":
-            message = wire.Query(sender, KEY, 1, target, mode, digest, PROMPT, 0, 0.0)
+            message = wire.Query(
+                sender, KEY, 1, target, mode, digest, int(command.number("prompt", PROMPT)), 0, 0.0
+            )
         elif kind == "DONE":
             message = wire.Done(sender, KEY, target, mode, digest, PROMPT, 0)
         elif kind == "METADATA":
