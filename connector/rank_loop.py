@@ -8,6 +8,7 @@ next item is taken.
 """
 
 import logging
+import math
 import os
 import threading
 import time
@@ -180,7 +181,7 @@ class RankLoop:
         seconds = MAX_SLEEP_SECONDS if deadline is None else deadline - boot_clock()
         if self._items:
             seconds = 0
-        self._channel.poller.poll(min(max(seconds, 0), MAX_SLEEP_SECONDS) * 1000)
+        self._channel.poller.poll(math.ceil(min(max(seconds, 0), MAX_SLEEP_SECONDS) * 1000))
         try:
             os.read(self._wake_read, 4096)
         except BlockingIOError:
