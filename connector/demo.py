@@ -21,6 +21,7 @@ from .demo_report import DemoReport, Exchange, make_report
 from .demo_table import print_report
 from .engine_options import EngineLayout
 from .engine_spec import EngineSpec, Mode, block_tokens
+from .host import runs_on_cpu
 from .launch import Engine
 from .local_set import LocalSet, LocalSetSpec
 from .processes import end_on_sigterm_as_on_ctrl_c
@@ -69,6 +70,8 @@ def run_demo(settings: DemoSettings, console: Console) -> DemoReport:
         model=f"the {settings.kind} demo model",
         prefill=str(settings.prefill),
         decode=str(settings.decode),
+        # On a CPU vLLM keeps no prefixes of MLA models.
+        caches_prefixes=settings.kind != "mla" or not runs_on_cpu(),
     )
     print_report(console, report)
     report.write(settings.json_file)
