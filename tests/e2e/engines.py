@@ -63,6 +63,11 @@ class Pair:
     def alive(self) -> bool:
         return not self.discarded and all(server.alive for server in self.running.servers)
 
+    def revive(self, engine: Engine) -> None:
+        """Start an engine again that was killed, under its id and port."""
+        engine.start()
+        engine.wait_ready()
+
     def discard(self) -> None:
         """The next test gets new engines."""
         self.discarded = True

@@ -4,10 +4,9 @@ on.
 
 import threading
 import time
-import urllib.error
 
 import pytest
-from dfirst.connector.engine_spec import LoadFailurePolicy, Mode
+from dfirst.connector.engine_spec import Mode
 
 from .engines import EngineHouse, Pair, assert_equal, kv_cache_usage, prompts, wait_until
 from .http_json import complete, post
@@ -29,8 +28,8 @@ SLACK_SECONDS = 6.0
 LONG = 3000
 
 
-def pair_with(engines: EngineHouse, policy: LoadFailurePolicy) -> Pair:
-    return engines.pair("gqa", load_failure_policy=policy, **TIMERS)
+def recomputing(engines: EngineHouse) -> Pair:
+    return engines.pair("gqa", load_failure_policy="recompute", **TIMERS)
 
 
 def in_background(pair: Pair, mode: Mode, tokens: int, title: str) -> tuple[threading.Thread, list]:
@@ -64,7 +63,7 @@ def wait_for_state(pair: Pair, machine: str, state: str, known: int) -> None:
     ],
 )
 def test_decode_killed_frees_prefill(engines: EngineHouse, mode: Mode, machine: str, state: str) -> None:
-    pair = pair_with(engines, "recompute")
+    pair = recomputing(engines)
     known = len(pair.traces().transfers())
     thread, answers = in_background(pair, mode, LONG, f"decode is killed {mode}")
     wait_for_state(pair, machine, state, known)
@@ -77,11 +76,11 @@ def test_decode_killed_frees_prefill(engines: EngineHouse, mode: Mode, machine: 
     wait_until(lambda: kv_cache_usage(pair.prefill) == 0, limit, "P's blocks to be free")
     assert time.monotonic() - killed < limit
     assert complete(pair.prefill.url, "P goes on.", max_tokens=4)
-    pair.discard()
+    pair.revive(pair.decode)
 
 
 def test_prefill_killed_before_the_read_is_recomputed(engines: EngineHouse) -> None:
-    pair = pair_with(engines, "recompute")
+    pair = recomputing(engines)
     request = prompts("blockwise", 200, title="prefill is killed")[0]
     offered = offer(pair, request.prompt)
     pair.prefill.kill()
@@ -89,13 +88,13 @@ def test_prefill_killed_before_the_read_is_recomputed(engines: EngineHouse) -> N
     after = prompts("blockwise", 90, title="after")[0]
     assert complete(pair.decode.url, after.prompt, max_tokens=4)
     assert kv_cache_usage(pair.decode) == 0
-    pair.discard()
+    pair.revive(pair.prefill)
     references = engines.references("gqa", [request])
     assert answer == references[0].text
 
 
 def test_prefill_killed_while_it_pushes_is_recomputed(engines: EngineHouse) -> None:
-    pair = pair_with(engines, "recompute")
+    pair = recomputing(engines)
     request = prompts("layerwise", LONG, title="prefill is killed pushing")[0]
     known = len(pair.traces().transfers())
     answers: list = []
@@ -108,21 +107,8 @@ def test_prefill_killed_while_it_pushes_is_recomputed(engines: EngineHouse) -> N
     after = prompts("blockwise", 90, title="after pushing")[0]
     assert complete(pair.decode.url, after.prompt, max_tokens=4)
     wait_until(lambda: kv_cache_usage(pair.decode) == 0, SLACK_SECONDS, "D's blocks to be free")
-    pair.discard()
+    pair.revive(pair.prefill)
     assert_equal([request], answers, engines.references("gqa", [request]))
-
-
-def test_prefill_killed_fails_the_request_where_that_is_the_policy(engines: EngineHouse) -> None:
-    pair = pair_with(engines, "fail")
-    request = prompts("blockwise", 200, title="prefill is killed, fail")[0]
-    offered = offer(pair, request.prompt)
-    pair.prefill.kill()
-    with pytest.raises(urllib.error.HTTPError) as failure:
-        complete(pair.decode.url, request.prompt, max_tokens=4, params=offered)
-    assert failure.value.code == 500
-    assert complete(pair.decode.url, "D goes on.", max_tokens=4)
-    wait_until(lambda: kv_cache_usage(pair.decode) == 0, SLACK_SECONDS, "D's blocks to be free")
-    pair.discard()
 
 
 def offer(pair: Pair, prompt: str) -> dict:
@@ -132,3 +118,12 @@ def offer(pair: Pair, prompt: str) -> dict:
     offered = post(pair.prefill.url, "/v1/completions", body)["kv_transfer_params"]
     assert offered["do_remote_prefill"] is True
     return offered
+
+
+def test_restarted_engines_hand_over(engines: EngineHouse) -> None:
+    pair = recomputing(engines)
+    requests = prompts("blockwise", 90, title="restarted") + prompts("layerwise", 90, title="restarted")
+    answers = pair.ask(requests)
+    assert_equal(requests, answers, engines.references("gqa", requests))
+    for answer in answers:
+        assert pair.trace_of(answer).bytes > 0

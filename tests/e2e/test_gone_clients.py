@@ -28,7 +28,7 @@ def leave_early(pair: Pair, mode: Mode, prompt: str, patience_seconds: float) ->
 
 @pytest.mark.parametrize("mode", MODES)
 def test_hanging_up_frees_both_engines_and_disturbs_nobody(engines: EngineHouse, mode: Mode) -> None:
-    pair = engines.pair("gqa", **TIMERS)
+    pair = engines.pair("gqa", load_failure_policy="fail", **TIMERS)
     quiet = prompts(mode, 90, 300, title="beside those who leave")
     leaving = prompts(mode, *[LONG + number for number in range(len(PATIENCE_SECONDS))], title="leaves")
     threads = [
