@@ -21,8 +21,11 @@ TIMERS = {
     "stall_allowance_seconds": 1.0,
     "farewell_seconds": 4.0,
 }
-PUSH_SECONDS = TIMERS["lease_seconds"] + TIMERS["copy_timeout_seconds"] + TIMERS["stall_allowance_seconds"]
-"""How long an owner of pushed blocks waits for a writer that has died (rule R3)."""
+PUSH_SECONDS = sum(
+    TIMERS[name]
+    for name in ("lease_seconds", "copy_timeout_seconds", "quarantine_seconds", "stall_allowance_seconds")
+)
+"""How long an owner of pushed blocks waits for a writer that has died (rules R3 and R4)."""
 SLACK_SECONDS = 6.0
 """For two busy cores: process ends, steps, polling."""
 LONG = 3000
