@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
-from dfirst.spec.explore.commands import explore
+from dfirst.spec.explore.commands import explore, simulate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -236,6 +236,7 @@ def conform(
 
 
 app.command()(explore)
+app.command()(simulate)
 
 
 def read_layout(option: str, text: str) -> "EngineLayout":

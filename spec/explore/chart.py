@@ -1,28 +1,15 @@
 """A path as a message sequence chart, in text for a terminal and in Mermaid for a page."""
 
-from .state import Action, State
-from .telling import Line, tell
-from .world import World
+from .post import ROUTER
+from .telling import Line
 
 COLUMN = 26
 
 
-def lines_of(world: World, path: list[Action]) -> list[Line]:
-    """Return a path in words. The last action may be the one that breaks a rule."""
-    state: State = world.first()
-    found = []
-    for place, action in enumerate(path):
-        found.append(tell(world, state, action))
-        if place < len(path) - 1:
-            state = world.apply(state, action, dict(world.choices(state))[action])
-    return found
-
-
-def text_chart(world: World, path: list[Action], ending: str) -> str:
+def text_chart(names: list[str], lines: list[Line], ending: str) -> str:
     """Return the path with one column for each rank."""
-    names = world.sites.names
     rows = ["".join(name.ljust(COLUMN) for name in names).rstrip()]
-    for line in lines_of(world, path):
+    for line in lines:
         if line.target is not None:
             rows.append(_arrow(line, len(names)))
         elif line.source < 0:
@@ -32,10 +19,8 @@ def text_chart(world: World, path: list[Action], ending: str) -> str:
     return "\n".join([*rows, "", f"broken: {ending}"])
 
 
-def mermaid_chart(world: World, path: list[Action], ending: str) -> str:
+def mermaid_chart(names: list[str], lines: list[Line], ending: str) -> str:
     """Return the path as a Mermaid sequence diagram."""
-    names = world.sites.names
-    lines = lines_of(world, path)
     rows = ["sequenceDiagram"]
     if any(line.source < 0 and line.target is not None for line in lines):
         rows.append("    participant router")
@@ -45,7 +30,9 @@ def mermaid_chart(world: World, path: list[Action], ending: str) -> str:
         text = line.text.replace("#", "no. ").replace(";", ",")
         if line.target is not None:
             arrow = "-x" if line.lost else "->>"
-            rows.append(f"    {world.post.name(line.source)}{arrow}{names[line.target]}: {text}")
+            rows.append(
+                f"    {ROUTER if line.source < 0 else names[line.source]}{arrow}{names[line.target]}: {text}"
+            )
         elif line.source < 0:
             rows.append(f"    Note over {everyone}: {text}")
         else:

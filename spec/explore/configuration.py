@@ -20,7 +20,7 @@ STEADY = Timing(
     transfer_deadline_seconds=28.0,
     done_retry_seconds=4.0,
     farewell_seconds=10.0,
-    tombstone_seconds=8.0,
+    tombstone_seconds=16.0,
     copy_timeout_seconds=4.0,
     quarantine_seconds=8.0,
     stall_allowance_seconds=4.0,
@@ -29,7 +29,7 @@ STEADY = Timing(
 )
 
 NETWORK = ("lose", "repeat", "delay")
-COPIES = ("slow", "break")
+COPIES = ("slow", "break", "suspend")
 CRASHES = ("die", "restart")
 ABORTS = ("abort", "cancel", "again", "absent", "late")
 EVERYTHING = (*NETWORK, *COPIES, *CRASHES, *ABORTS)
@@ -56,13 +56,16 @@ class Configuration:
     """Whether the engines know each other's layout from the start."""
     prefill_first: bool = True
     """Block-wise: whether D hears of the request only when P has computed the prompt."""
+    attempts: bool = False
+    """Whether the transfers are attempts of the same one."""
     all_cached: bool = False
     """Whether D has the whole prompt cached and reads nothing."""
-    bound_steps: int = 40
+    bound_steps: int = 8
     """L1: steps of time after which everything must have ended once faults stop."""
-    mild_bound_steps: int = 40
-    """The same, where no worse has happened than ``mild_faults`` faults of the network."""
-    mild_faults: int = 1
+    mild_bounds_steps: tuple[int, ...] = (0, 2)
+    """Steps of time after which vLLM must have everything that it waits for, where nothing has come that only
+    a time-out ends, but so many messages lost, repeated or late. Nor may such a transfer fail (rule R9).
+    """
     orderly: bool = False
     """Whether letters and steps come in one fixed order, and another order is one more fault (a reordering).
     Otherwise every order is explored at no cost."""

@@ -38,8 +38,10 @@ class Habits:
     """R6: a restarted process is not reached by copies that were meant for the old one."""
     asks_before_each_batch = True
     """Section 3: a copy is started only inside its lease."""
+    pushes_preempted_again = True
+    """R5: what was in the air when its prompt was preempted does not count as sent."""
     counts_suspension = True
-    """R2: the mover's clock goes on while its machine is suspended."""
+    """R2: a clock goes on while its machine is suspended."""
 
 
 class Memory:
@@ -126,7 +128,7 @@ class Memory:
             return
         if flags & AIR_SPOILT:
             flags &= ~AIR_SPOILT
-            if not self.layerwise:
+            if not self.layerwise or not self.habits.pushes_preempted_again:
                 flags |= JOB_SPOILT
         draft.jobs[place] = (mover, leg, begun, -1, flags)
 
@@ -164,10 +166,11 @@ class Memory:
 
     def preempted(self, draft: Draft, key: int) -> None:
         """P's blocks were given to others in mid-prompt: what is in the air carries garbage."""
-        for place, (mover, leg, _, age, flags) in enumerate(draft.jobs):
+        for place, (mover, leg, begun, age, flags) in enumerate(draft.jobs):
             if mover != GHOST and self.ranks.legs[leg].number == key:
                 flags |= AIR_SPOILT if age >= 0 else 0
-                draft.jobs[place] = (mover, leg, 0, age, flags)
+                again = 0 if self.habits.pushes_preempted_again else begun
+                draft.jobs[place] = (mover, leg, again, age, flags)
 
     def released(self, draft: Draft, site: int, key: int, outcome: str) -> None:
         """A rank reports: from here on the blocks are somebody else's."""

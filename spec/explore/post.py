@@ -102,7 +102,7 @@ class Post:
         title = str(message.__struct_config__.tag)
         key = getattr(message, "key", None)
         keys = getattr(message, "keys", None) or ([] if key is None else [key])
-        words = [title, *(each.transfer_id for each in keys)]
+        words = [title, *(f"{each.transfer_id}.{each.attempt}" for each in keys)]
         if isinstance(message, wire.Renewed):
             words += [f"extended {len(message.extended)}, gone {len(message.gone)}"]
         sequence = getattr(message, "sequence", None)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from dfirst.protocol.commands import Collected, Command, CopyEnded, CoreEvent, LegKey, MessageReceived
 from dfirst.protocol.effects import Effect, Reply, Report, Send, StartCopies
-from dfirst.protocol.messages import Layout, Query
+from dfirst.protocol.messages import Cancel, Done, Layout, Message, Query, Renew, Stopped
 from dfirst.protocol.peers import PeerBook
 from dfirst.protocol.rank import RankCore
 from dfirst.protocol.specification import TransitionSpec
@@ -163,7 +163,23 @@ class Ranks:
         except Exception as error:
             raise Violation("F3", f"the core ended with {type(error).__name__}: {error}") from error
         number, numbering = self._keep(core, made)
+        if event[0] == HEAR:
+            self._check_answer(core, number, self.post.letters[event[1]].message, effects)
         return Step(number, self._effects(core, effects, numbering), numbering)
+
+    def _check_answer(self, core: int, became: int, message: Message, effects: list[Effect]) -> None:
+        """What was meant for another incarnation changes nothing and is told so; last words are answered."""
+        said = {type(effect.message).__name__ for effect in effects if isinstance(effect, Send | Reply)}
+        name = self.sites.names[self.site[core]]
+        meant = getattr(message, "target_incarnation", None)
+        mine = self.sites.sender(self.site[core], self.incarnation[core]).incarnation
+        if meant is not None and meant != mine:
+            if became != core:
+                raise Violation("S5", f"{type(message).__name__} for {meant} changes something at {mine}")
+            if isinstance(message, Query | Renew) and not said & {"Gone", "Renewed"}:
+                raise Violation("R6", f"{name} does not say that {meant} is gone")
+        if isinstance(message, Done | Stopped | Cancel) and "Ack" not in said:
+            raise Violation("R8", f"{name} does not acknowledge {type(message).__name__}")
 
     def _event(self, event: tuple[int, ...]) -> CoreEvent:
         kind, number = event[:2]

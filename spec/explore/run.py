@@ -18,6 +18,7 @@ from .chart import mermaid_chart, text_chart
 from .configuration import Configuration
 from .scenario import read_head, replay, write_scenario
 from .search import Result, Search
+from .sites import Sites
 from .world import World
 from .worlds import FULL, QUICK, named
 
@@ -56,9 +57,9 @@ def replay_file(path: Path, console: Console) -> bool:
     """Replay a scenario file; return whether it ended in no violation."""
     head = read_head(path)
     world = World(named(head["configuration"], quick=False))
-    actions, violation = _replayed(path, world, head)
+    lines, violation = _replayed(path, world, head)
     ending = str(violation) if violation else "no rule"
-    console.print(text_chart(world, actions, ending), markup=False, highlight=False, soft_wrap=True)
+    console.print(text_chart(world.sites.names, lines, ending), markup=False, highlight=False, soft_wrap=True)
     return violation is None
 
 
@@ -77,19 +78,19 @@ def show(result: Result, scenarios: Path, console: Console, mutant: str = "") ->
     if found is None:
         console.print(f"{result.configuration.name}: gave up after {result.states:,} states")
         return
-    world = World(result.configuration)
+    names = Sites(result.configuration).names
     ending = f"{found.rule}: {found.text}"
     console.rule(result.configuration.name)
-    console.print(text_chart(world, found.path, ending), markup=False, highlight=False, soft_wrap=True)
+    console.print(text_chart(names, found.lines, ending), markup=False, highlight=False, soft_wrap=True)
     console.print(
-        "\n```mermaid\n" + mermaid_chart(world, found.path, ending) + "\n```",
+        "\n```mermaid\n" + mermaid_chart(names, found.lines, ending) + "\n```",
         markup=False,
         highlight=False,
         soft_wrap=True,
     )
     scenarios.mkdir(parents=True, exist_ok=True)
     path = scenarios / f"{result.configuration.name}-{found.rule}.txt"
-    write_scenario(path, world, found, mutant)
+    write_scenario(path, result.configuration, found, mutant)
     console.print(f"written to {path}; see it again with: dfirst explore --replay {path}")
 
 
@@ -150,7 +151,7 @@ def _watch(futures: list[Future[Result]], counts: Counts) -> Iterator[tuple[int,
 
 
 def _table(results: Sequence[Result]) -> Table:
-    table = Table(box=None, header_style="bold")
+    table = Table(box=None, header_style="bold", collapse_padding=True)
     table.add_column("world", no_wrap=True)
     for title in ("faults", "states", "transitions", "depth", "ends within", "seconds"):
         table.add_column(title, justify="right")
@@ -162,7 +163,7 @@ def _table(results: Sequence[Result]) -> Table:
             f"{result.states:,}",
             f"{result.transitions:,}",
             str(result.depth),
-            f"{result.steps} steps",
+            str(result.steps),
             f"{result.seconds:.1f}",
             "none" if result.found is None and result.complete else _finding(result),
         )

@@ -2,25 +2,20 @@
 
 from pathlib import Path
 
+from .configuration import Configuration
 from .search import Found
-from .state import Action
-from .telling import sentence
+from .telling import Line, sentence, tell
 from .violation import Violation
 from .world import World
 
 
-def write_scenario(path: Path, world: World, found: Found, mutant: str = "") -> None:
+def write_scenario(path: Path, configuration: Configuration, found: Found, mutant: str = "") -> None:
     """Write what was found."""
-    lines = [f"configuration: {world.configuration.name}"]
+    lines = [f"configuration: {configuration.name}"]
     if mutant:
         lines.append(f"mutant: {mutant}")
     lines += [f"violates: {found.rule}", "", f"# {found.text}", ""]
-    state = world.first()
-    for place, action in enumerate(found.path):
-        lines.append(sentence(world, state, action))
-        if place < len(found.path) - 1:
-            state = world.apply(state, action, dict(world.choices(state))[action])
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join([*lines, *found.sentences]) + "\n")
 
 
 def read_head(path: Path) -> dict[str, str]:
@@ -32,14 +27,14 @@ def read_head(path: Path) -> dict[str, str]:
     return head
 
 
-def replay(path: Path, world: World) -> tuple[list[Action], Violation | None]:
-    """Take the steps of a scenario file; return them, and the violation that they end in.
+def replay(path: Path, world: World) -> tuple[list[Line], Violation | None]:
+    """Take the steps of a scenario file; return them in words, and the violation that they end in.
 
     A path that ends because nothing changes any more, with something still not ended, violates rule L1.
     """
     body = path.read_text().split("\n\n", 1)[1].splitlines()
     state = world.first()
-    actions: list[Action] = []
+    lines: list[Line] = []
     for line in body:
         if not line or line.startswith("#"):
             continue
@@ -47,11 +42,11 @@ def replay(path: Path, world: World) -> tuple[list[Action], Violation | None]:
         if line not in named:
             raise ValueError(f"{path}: {line!r} cannot happen here")
         action, cost = named[line]
-        actions.append(action)
+        lines.append(tell(world, state, action))
         try:
             state = world.apply(state, action, cost)
         except Violation as violation:
-            return actions, violation
+            return lines, violation
     if not world.ended(state):
-        return actions, Violation("L1", world.unended(state))
-    return actions, None
+        return lines, Violation("L1", world.unended(state))
+    return lines, None

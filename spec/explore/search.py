@@ -13,8 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from .bytes_check import check_bytes
 from .configuration import Configuration
 from .state import HARSH, Action, State
+from .telling import Line, sentence, tell
 from .violation import Violation
 from .world import World
 
@@ -32,6 +34,10 @@ class Found:
     rule: str
     text: str
     path: list[Action]
+    """Means something in the world that was searched only: letters are numbered as they are first written."""
+    lines: list[Line] = field(default_factory=list)
+    sentences: list[str] = field(default_factory=list)
+    """The path in words, each naming its action in any world of the same configuration."""
 
 
 @dataclass
@@ -63,6 +69,7 @@ class Search:
         self.following = array("I")
         self.takes_time = bytearray()
         self.ended = bytearray()
+        self.served = bytearray()
         self.mild = bytearray()
         self.result = Result(world.configuration)
 
@@ -71,6 +78,7 @@ class Search:
         started = time.monotonic()
         result = self.result
         try:
+            check_bytes(self.world.sites)
             first = self.world.first()
             self._number(first, NOWHERE, 0)
             level = [(0, first)]
@@ -82,8 +90,11 @@ class Search:
                     break
             if result.complete:
                 self._check_ends()
+        except Violation as violation:
+            result.found = Found(violation.rule, violation.text, [])
         except _Stop as stop:
             result.found = stop.found
+            self._put_into_words(stop.found)
         result.states = len(self.numbers)
         result.rows = self.world.watcher.rows
         result.seconds = time.monotonic() - started
@@ -135,28 +146,32 @@ class Search:
         self.following.append(NOWHERE)
         self.takes_time.append(0)
         self.ended.append(self.world.ended(state))
-        configuration = self.world.configuration
-        mild = not state.marks & HARSH and configuration.faults - state.left <= configuration.mild_faults
-        self.mild.append(mild)
+        used = self.world.configuration.faults - state.left
+        self.served.append(not self.world.requests.waiting(state))
+        self.mild.append(255 if state.marks & HARSH else used)
         return number
 
     # Rule L1
 
     def _check_ends(self) -> None:
         configuration = self.world.configuration
-        steps = self._steps_to_end()
-        for number, taken in enumerate(steps):
+        for number, taken in enumerate(self._steps_to(self.ended)):
             if taken < 0:
                 raise _Stop(self._unended(number, "this never ends once faults stop"))
             self.result.steps = max(self.result.steps, taken)
             bound = configuration.bound_steps
-            if self.mild[number]:
-                self.result.mild_steps = max(self.result.mild_steps, taken)
-                bound = configuration.mild_bound_steps
             if taken > bound:
                 raise _Stop(self._unended(number, f"this takes {taken} steps of time to end, not {bound}"))
+        bounds = configuration.mild_bounds_steps
+        for number, taken in enumerate(self._steps_to(self.served)):
+            used = self.mild[number]
+            if used < len(bounds):
+                self.result.mild_steps = max(self.result.mild_steps, taken)
+                if taken > bounds[used]:
+                    text = f"vLLM waits {taken} steps of time after {used} lost or late messages, not "
+                    raise _Stop(self._unended(number, f"{text}{bounds[used]}"))
 
-    def _steps_to_end(self) -> list[int]:
+    def _steps_to(self, ended: bytearray) -> list[int]:
         """Return for each state how many steps of time pass until all has ended for good; -1 for never."""
         count = len(self.numbers)
         unknown, open_mark = -2, -3
@@ -169,7 +184,7 @@ class Search:
                 path.append(number)
                 following = self.following[number]
                 if following in (number, NOWHERE):
-                    steps[number] = 0 if self.ended[number] else -1
+                    steps[number] = 0 if ended[number] else -1
                     path.pop()
                     break
                 number = following
@@ -177,7 +192,7 @@ class Search:
             if value == open_mark:
                 value = -1
             for passed in reversed(path):
-                if value >= 0 and not (value == 0 and self.ended[passed]):
+                if value >= 0 and not (value == 0 and ended[passed]):
                     value += self.takes_time[passed]
                 steps[passed] = value
         return steps
@@ -193,6 +208,14 @@ class Search:
             state = self.world.apply(state, action, cost)
         rest = self.world.unended(state)
         return Found("L1", f"{text}{': ' if rest else ''}{rest}", path)
+
+    def _put_into_words(self, found: Found) -> None:
+        state = self.world.first()
+        for place, action in enumerate(found.path):
+            found.lines.append(tell(self.world, state, action))
+            found.sentences.append(sentence(self.world, state, action))
+            if place < len(found.path) - 1:
+                state = self.world.apply(state, action, dict(self.world.choices(state))[action])
 
     def _at(self, path: list[Action]) -> State:
         state = self.world.first()

@@ -32,7 +32,10 @@ class Sites:
         self.rate_of = [(configuration.prefill_rate, configuration.decode_rate)[e] for e in self.engine_of]
         self.names = [self._name(site) for site in range(configuration.ranks)]
         self.site_named = {name: site for site, name in enumerate(self.names)}
-        self.keys = [TransferKey(f"t{number}", 0) for number in range(configuration.transfers)]
+        self.keys = [
+            TransferKey("t0", number) if configuration.attempts else TransferKey(f"t{number}", 0)
+            for number in range(configuration.transfers)
+        ]
         self.key_number = {key: number for number, key in enumerate(self.keys)}
         self.mover, self.owner = (P, D) if configuration.layerwise else (D, P)
         self._directories: dict[tuple[int, int], Directory] = {}

@@ -15,7 +15,7 @@ ANNOUNCED, P_LATE, D_LATE, COMPUTE_LATE, TWICE = 1, 2, 4, 8, 16
 IDLE, RUNNING, DONE, OVER, ABORTING = range(5)
 """Stages of a request. On D, RUNNING is loading; OVER has nothing left that vLLM waits for."""
 FREE, HELD, RELEASED = range(3)
-HARSH = 1
+HARSH, ASKED = 1, 256
 
 
 class State(NamedTuple):
@@ -41,7 +41,8 @@ class State(NamedTuple):
     left: int
     """Faults that may still come."""
     marks: int
-    """``HARSH`` if worse than a fault of the network has come; further bits: sites with late commands."""
+    """``HARSH`` if something came that only a time-out can end, ``ASKED`` if somebody asked for the end;
+    the bits between: sites whose commands are late."""
 
 
 class Draft:

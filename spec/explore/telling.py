@@ -54,7 +54,7 @@ def tell(world: World, state: State, action: Action) -> Line:
         return Line(text, letter.source, letter.target, name == "lose")
     if name in STORIES:
         engine, text = STORIES[name]
-        key = world.sites.keys[arguments[0]].transfer_id
+        key = named(world, arguments[0])
         return Line(text.format(NAMES[engine], key), world.sites.of_engine[engine].start, None)
     if name in JOBS:
         return _job(world, state, name, arguments[0])
@@ -69,10 +69,15 @@ def sentence(world: World, state: State, action: Action) -> str:
     return f"{world.post.name(line.source)} -> {world.post.name(line.target)}  {line.text}"
 
 
+def named(world: World, key: int) -> str:
+    """Return what a transfer is called."""
+    return f"{world.sites.keys[key].transfer_id}.{world.sites.keys[key].attempt}"
+
+
 def _job(world: World, state: State, name: str, place: int) -> Line:
     mover, leg, *_ = state.jobs[place]
     site = world.ranks.legs[leg]
-    moved = f"{site.key.key.transfer_id} with {world.sites.names[site.owner]}"
+    moved = f"{named(world, site.number)} with {world.sites.names[site.owner]}"
     by = world.sites.names[site.mover] + (" (which is gone)" if mover < 0 else "")
     words = (by, moved) if name in ("begin", "end") else (moved, by)
     return Line(JOBS[name].format(*words), site.mover, None)
@@ -94,10 +99,10 @@ def _other(world: World, state: State, name: str, arguments: list[int]) -> Line:
             "late_step": "{}'s next step is late",
         }[name]
         return Line(text.format(names[site]), site, None)
-    if name in ("die", "restart"):
-        verb = "dies" if name == "die" else "is restarted"
+    if name in ("die", "restart", "suspend"):
+        verb = {"die": "dies", "restart": "is restarted", "suspend": "stands still for a step of time"}[name]
         return Line(f"{NAMES[arguments[0]]} {verb}", world.sites.of_engine[arguments[0]].start, None)
-    key = world.sites.keys[arguments[0]].transfer_id
+    key = named(world, arguments[0])
     if name == "cancel":
         return Line(
             f"the router cancels {key} at {NAMES[arguments[1]]}",

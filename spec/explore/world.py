@@ -17,13 +17,20 @@ from .ranks import DEAD, ENDED, HEAR, PASS, REPORT, SEND, START, TAKEN, TELL, TI
 from .requests import Requests
 from .schedulers import Schedulers
 from .sites import D, P, Sites
-from .state import GHOST, HARSH, JOB_BROKEN, JOB_SLOW, Action, Draft, Job, State
+from .state import ASKED, GHOST, HARSH, JOB_BROKEN, JOB_SLOW, Action, Draft, Job, State
 from .violation import Violation
 
 ROUTER_SENDER = Sender("router", -1, "r")
 STORY_MOVES = frozenset(("prefill", "compute", "finish", "decode"))
 FREE, DISORDER, FAULT = range(3)
 NETWORK_FAULTS = frozenset(("lose", "repeat", "delay"))
+POLITE_FAULTS = frozenset(
+    (
+        *("abort_decode", "abort_prefill", "drop_decode", "cached_decode", "decode_twice"),
+        *("cancel", "announce_fails", "preempt"),
+    )
+)
+"""What ends a transfer, or takes no time, without anybody waiting for a time-out."""
 
 
 class World:
@@ -39,7 +46,11 @@ class World:
         self.schedulers = Schedulers(self.sites, self.watcher)
         self.memory = Memory(self.sites, self.ranks, self.habits)
         self.requests = Requests(self.sites, self.ranks, self.schedulers, self.memory)
+        self.bounds = configuration.mild_bounds_steps
         self._kinds = frozenset(configuration.kinds)
+        self._polite = POLITE_FAULTS
+        if not configuration.layerwise and not configuration.prefill_first:
+            self._polite -= {"abort_prefill"}  # D has come already, and nobody tells it.
 
     def first(self) -> State:
         """Return the state in which nothing has happened yet."""
@@ -137,6 +148,8 @@ class World:
         for engine in (P, D):
             if state.schedulers[engine] != DEAD and not state.incarnations[engine]:
                 found += [(name, engine) for name in ("die", "restart") if name in kinds]
+            if state.schedulers[engine] != DEAD and "suspend" in kinds and state.jobs:
+                found.append(("suspend", engine))
         return found
 
     @staticmethod
@@ -162,7 +175,7 @@ class World:
         if cost != FREE:
             draft.left -= 1
             if cost == FAULT and action[0] not in NETWORK_FAULTS:
-                draft.marks |= HARSH
+                draft.marks |= ASKED if action[0] in self._polite else HARSH
         self._do(draft, action)
         return draft.freeze()
 
@@ -227,6 +240,14 @@ class World:
     def _tick(self, draft: Draft) -> None:
         for site, core in enumerate(draft.cores):
             if core >= 0:
+                draft.cores[site] = self.ranks.step(core, (PASS, 0)).core
+        self.memory.age(draft)
+
+    def _suspend(self, draft: Draft, engine: int) -> None:
+        """An engine's machine stands still for a step of time, while the rest of the world goes on."""
+        for site, core in enumerate(draft.cores):
+            counts = self.habits.counts_suspension or self.sites.engine_of[site] != engine
+            if core >= 0 and counts:
                 draft.cores[site] = self.ranks.step(core, (PASS, 0)).core
         self.memory.age(draft)
 
@@ -295,7 +316,7 @@ class World:
     def _report(self, draft: Draft, site: int, key: int, outcome: str, request_id: str) -> None:
         self.memory.released(draft, site, key, outcome)
         used = self.configuration.faults - draft.left
-        if outcome == FAILED and not draft.marks & HARSH and used <= self.configuration.mild_faults:
+        if outcome == FAILED and not draft.marks & (HARSH | ASKED) and used < len(self.bounds):
             text = (
                 f"{self.sites.names[site]} fails a transfer that met nothing worse than {used} lost letters"
             )

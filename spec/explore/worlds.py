@@ -19,8 +19,8 @@ QUICK: tuple[Configuration, ...] = (
     pull("pull-1x1-unmet", faults=1, met=False, **SWAPPED),
     push("push-1x1-unmet", faults=1, met=False, orderly=True, **SWAPPED),
     pull("pull-1x1-d-first", faults=1, prefill_first=False),
-    pull("pull-1x1-long-hold", faults=1, timing=LONG_HOLD),
-    push("push-1x1-long-hold", faults=1, timing=LONG_HOLD, orderly=True),
+    pull("pull-1x1-long-hold", faults=1, timing=LONG_HOLD, bound_steps=12),
+    push("push-1x1-long-hold", faults=1, timing=LONG_HOLD, bound_steps=12, orderly=True),
     pull("pull-1x2-cached", faults=1, decode_ranks=2, all_cached=True, orderly=True),
     pull("pull-2x1", faults=1, prefill_ranks=2, orderly=True),
     push("push-2x1", faults=1, prefill_ranks=2, orderly=True),
@@ -44,8 +44,8 @@ FULL: tuple[Configuration, ...] = (
     push("push-1x1-three", faults=3, orderly=True, batches=2, kinds=(*NETWORK, *COPIES, *ABORTS)),
     pull("pull-1x1-unmet", faults=2, met=False),
     push("push-1x1-unmet", faults=2, met=False, orderly=True),
-    pull("pull-1x1-long-hold", faults=2, timing=LONG_HOLD),
-    push("push-1x1-long-hold", faults=2, timing=LONG_HOLD, orderly=True),
+    pull("pull-1x1-long-hold", faults=2, timing=LONG_HOLD, bound_steps=12),
+    push("push-1x1-long-hold", faults=2, timing=LONG_HOLD, bound_steps=12, orderly=True),
     pull("pull-1x2-cached", faults=2, decode_ranks=2, all_cached=True, orderly=True),
     pull("pull-2x1", faults=2, prefill_ranks=2, orderly=True),
     push("push-2x1", faults=2, prefill_ranks=2, orderly=True, **SWAPPED),
@@ -58,6 +58,33 @@ FULL: tuple[Configuration, ...] = (
     pull("pull-1x1-two", faults=2, transfers=2, orderly=True),
     push("push-1x1-two", faults=2, transfers=2, orderly=True),
 )
+
+HUNT: tuple[Configuration, ...] = (
+    pull("pull-1x1-o", faults=1, orderly=True),
+    push("push-1x1-o", faults=1, orderly=True),
+    pull("pull-1x1-unmet-o", faults=1, met=False, orderly=True, **SWAPPED),
+    push("push-1x1-unmet-o", faults=1, met=False, orderly=True, **SWAPPED),
+    pull("pull-1x2-cached", faults=1, decode_ranks=2, all_cached=True, orderly=True),
+    pull("pull-2x1-replicas", faults=1, prefill_ranks=2, heads=1, orderly=True),
+    push("push-2x1-replicas", faults=1, prefill_ranks=2, heads=1, orderly=True),
+    pull("pull-1x2", faults=1, decode_ranks=2, orderly=True),
+    push("push-2x1", faults=1, prefill_ranks=2, orderly=True),
+    pull("pull-1x1", faults=1),
+    pull("pull-1x1-d-first", faults=1, prefill_first=False),
+    pull("pull-1x1-long-hold", faults=1, timing=LONG_HOLD, bound_steps=12, orderly=True),
+    push("push-1x1-long-hold", faults=1, timing=LONG_HOLD, bound_steps=12, orderly=True),
+    pull("pull-1x1-two", faults=1, transfers=2, orderly=True),
+    pull("pull-1x1-unmet", faults=1, met=False),
+    push("push-1x1-two", faults=1, transfers=2, orderly=True),
+    push("push-1x1", faults=1, batches=2),
+    pull("pull-1x1-o2", faults=2, orderly=True),
+    push("push-1x1-o2", faults=2, orderly=True, batches=2),
+    push("push-1x1-o2-swapped", faults=2, orderly=True, **SWAPPED),
+    pull("pull-1x1-o2-swapped", faults=2, orderly=True, **SWAPPED),
+    pull("pull-1x2-o2", faults=2, decode_ranks=2, orderly=True),
+    push("push-2x1-o2", faults=2, prefill_ranks=2, orderly=True),
+)
+"""Worlds that mutants are tried on, the smallest first."""
 
 
 def named(name: str, quick: bool) -> Configuration:

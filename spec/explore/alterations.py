@@ -1,0 +1,154 @@
+"""The machines of the spec with one thing taken out: a row, a guard, an effect, a timer.
+
+An alteration is made to the classes in this process and undone afterwards.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+from dfirst.protocol.binding import BoundMachine, guard
+from dfirst.protocol.decode_blockwise import DecodeBlockwise
+from dfirst.protocol.decode_layerwise import DecodeLayerwise
+from dfirst.protocol.entity import CoreEntity
+from dfirst.protocol.mover_leg import MoverLeg
+from dfirst.protocol.owner_leg import OwnerLeg
+from dfirst.protocol.prefill_blockwise import PrefillBlockwise
+from dfirst.protocol.prefill_layerwise import PrefillLayerwise
+from dfirst.protocol.rank import RankCore
+from dfirst.protocol.scheduler import DecodeRequest, PrefillRequest
+from dfirst.protocol.specification import MachineSpec, TransitionSpec, load_machine
+from msgspec.structs import replace
+
+from .memory import Habits
+
+CLASSES: dict[str, Any] = {
+    "mover_leg": MoverLeg,
+    "owner_leg": OwnerLeg,
+    "decode_blockwise": DecodeBlockwise,
+    "decode_layerwise": DecodeLayerwise,
+    "prefill_blockwise": PrefillBlockwise,
+    "prefill_layerwise": PrefillLayerwise,
+    "decode_request": DecodeRequest,
+    "prefill_request": PrefillRequest,
+}
+MODES = {
+    "decode_blockwise": ("pull",),
+    "prefill_blockwise": ("pull",),
+    "decode_layerwise": ("push",),
+    "prefill_layerwise": ("push",),
+}
+BOTH = ("pull", "push")
+Change = Callable[[Habits], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One mistake."""
+
+    name: str
+    about: str
+    modes: tuple[str, ...]
+    change: Change
+
+
+def spec_mutants() -> Iterator[Mutant]:
+    """Yield every mistake that the spec itself can have."""
+    for name in CLASSES:
+        spec = load_machine(name)
+        modes = MODES.get(name, BOTH)
+        for row in spec.transitions:
+            without = tuple(other for other in spec.transitions if other is not row)
+            yield Mutant(f"row {row.id}", "taken out", modes, _altered(spec, without))
+        for row in spec.transitions:
+            for effect in row.effects:
+                left = tuple(other for other in row.effects if other != effect)
+                rows = _exchanged(spec, row, replace(row, effects=left))
+                yield Mutant(f"effect {row.id}.{effect}", "dropped", modes, _altered(spec, rows))
+        guards = sorted({text.removeprefix("not ") for row in spec.transitions for text in row.guards})
+        for text in guards:
+            for answer in (True, False):
+                about = f"always {'yes' if answer else 'no'}"
+                yield Mutant(f"guard {name}.{text} {answer}", about, modes, _decided(name, text, answer))
+        for timer in _timers(spec):
+            yield Mutant(f"timer {name}.{timer}", "ignored", modes, _unarmed(name, timer))
+    yield Mutant("timer renewals", "ignored", BOTH, _unarmed_renewals())
+
+
+def _timers(spec: MachineSpec) -> list[str]:
+    return [event.name for event in spec.events if event.about.startswith("Timer:")]
+
+
+def _exchanged(spec: MachineSpec, row: TransitionSpec, other: TransitionSpec) -> tuple[TransitionSpec, ...]:
+    return tuple(other if each is row else each for each in spec.transitions)
+
+
+def _altered(spec: MachineSpec, rows: tuple[TransitionSpec, ...]) -> Change:
+    @contextmanager
+    def change(_habits: Habits) -> Iterator[None]:
+        with machine(spec.name, replace(spec, transitions=rows)):
+            yield
+
+    return change
+
+
+def _decided(name: str, text: str, answer: bool) -> Change:
+    @contextmanager
+    def change(_habits: Habits) -> Iterator[None]:
+        def decide(_self: object, _payload: object) -> bool:
+            return answer
+
+        with patched(CLASSES[name], text, guard(decide)), machine(name, load_machine(name)):
+            yield
+
+    return change
+
+
+def _unarmed(name: str, timer: str) -> Change:
+    original = RankCore.arm
+
+    @contextmanager
+    def change(_habits: Habits) -> Iterator[None]:
+        def arm(self: RankCore, entity: CoreEntity, armed: str, deadline: float) -> None:
+            if armed != timer or entity.machine.spec.name != name:
+                original(self, entity, armed, deadline)
+
+        with patched(RankCore, "arm", arm):
+            yield
+
+    return change
+
+
+def _unarmed_renewals() -> Change:
+    @contextmanager
+    def change(_habits: Habits) -> Iterator[None]:
+        def arm(self: RankCore, renewal: object, due: float) -> None:
+            return
+
+        with patched(RankCore, "_arm_renewal", arm):
+            yield
+
+    return change
+
+
+@contextmanager
+def machine(name: str, spec: MachineSpec) -> Iterator[None]:
+    """Run a class by another machine for a while."""
+    with patched(CLASSES[name], "machine", BoundMachine(name, CLASSES[name], spec)):
+        yield
+
+
+@contextmanager
+def patched(owner: Any, name: str, value: object) -> Iterator[None]:
+    """Put something else in the place of an attribute for a while."""
+    own = name in vars(owner)
+    before = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, cast(Any, before))
+        else:
+            delattr(owner, name)
