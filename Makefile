@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3.11
 DEMO_ARGS ?= --json demo.json
 READY := $(VENV)/.ready
 
-.PHONY: help venv demo test test-fast lint diagrams clean
+.PHONY: help venv demo test test-fast bench-core lint diagrams clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -25,6 +25,9 @@ test: lint ## everything, with real engines (about 15 minutes)
 
 test-fast: lint ## what starts no vLLM server (under 90 seconds)
 	@"$(VENV)/bin/python" -m pytest -m "not e2e" $(PYTEST_ARGS)
+
+bench-core: $(READY) ## what a transfer costs the core, and that it costs the same beside 10,000 others
+	@"$(VENV)/bin/python" -m dfirst.spec.bench
 
 lint: $(READY) ## ruff, formatting, mypy strict on the core and the spec
 	@bash tests/ci/lint.sh "$(VENV)"

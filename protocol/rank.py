@@ -242,6 +242,8 @@ class RankCore:
         if layout_digest(message.directory) != message.digest:
             self._layout_differs(message)
             return
+        if self.peers.known(message.digest):
+            return  # A second answer: whoever waited for it was woken by the first.
         self.peers.learn(message.directory)
         self._layout_arrived(message.digest)
 

@@ -1,8 +1,9 @@
 """A large world at random: several engines of several ranks, hundreds of transfers at once, real cores.
 
 Everything is drawn from one seed: when letters arrive or that they do not, how long copies take and how
-they end, who aborts, which engine is restarted. Events wait in one queue in the order of their time. Each engine's
-clock runs at a rate of its own. The rules are those of ``memory`` and ``requests``, kept here for living cores.
+they end, who aborts, which engine is restarted. Events wait in one queue in the order of their time. Each
+engine's clock runs at a rate of its own. The rules are those of ``memory`` and ``requests``, kept here for
+living cores.
 """
 
 import heapq
@@ -198,7 +199,7 @@ class Simulation:
 
     def _step_seconds(self, rank: Rank) -> float:
         # In order, as a queue would be: commands of one rank never overtake each other.
-        at = self.now + self.draw.uniform(0.001, 1.0 if self.chance(0.02) else 0.02)
+        at = self.now + self.draw.uniform(0.001, 1.0 if self.chance(0.002) else 0.02)
         rank.last_step = max(rank.last_step, at)
         return rank.last_step - self.now
 
