@@ -2,7 +2,7 @@
 
 One engine alone answers all prompts first and is stopped; then the pair answers them. Every answer must be
 the same, token for token, and every prompt's KV cache must really have moved: the traces that the engines
-write say so. Ends with a table, a JSON file and the exit status.
+write say so, and conform to the spec. Ends with a table, a JSON file and the exit status.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
+from dfirst.spec.conform import conform
 from rich.console import Console
 
 from .demo_client import Answer, ask_all
@@ -70,6 +71,7 @@ def run_demo(settings: DemoSettings, console: Console) -> DemoReport:
         model=f"the {settings.kind} demo model",
         prefill=str(settings.prefill),
         decode=str(settings.decode),
+        conformance=conform([traces]),
         # On a CPU vLLM keeps no prefixes of MLA models.
         caches_prefixes=settings.kind != "mla" or not runs_on_cpu(),
     )

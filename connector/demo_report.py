@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from dfirst.spec.conform import Conformance
 
 from .demo_client import Answer
 from .demo_prompts import SHARED_FIRST, SHARED_SECOND, DemoRequest
@@ -35,6 +36,13 @@ class RequestReport(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None
 
 
+class Conformed(msgspec.Struct, frozen=True, kw_only=True):
+    """What the traces are like, held against the spec. `broken` names the first line that breaks a rule."""
+
+    summary: str
+    broken: str | None
+
+
 class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
     """The whole demo. `mismatches` counts answers that differ, `problems` everything that makes it fail."""
 
@@ -43,6 +51,7 @@ class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     prefill: str
     decode: str
+    traces: Conformed
     requests: list[RequestReport]
 
     def write(self, path: Path) -> None:
@@ -58,6 +67,7 @@ def make_report(
     prefill: str,
     decode: str,
     caches_prefixes: bool = True,
+    conformance: Conformance,
 ) -> DemoReport:
     """`caches_prefixes`: whether the decode engine keeps prefixes, so that a shared one moves only once."""
     transfers = match_transfers(exchanges, traces)
@@ -67,12 +77,16 @@ def make_report(
     ]
     if caches_prefixes:
         requests = _check_shared_prefix(requests)
+    violation = conformance.violation
     return DemoReport(
         mismatches=sum(not report.equal for report in requests),
-        problems=sum(report.problem is not None for report in requests),
+        problems=sum(report.problem is not None for report in requests) + (violation is not None),
         model=model,
         prefill=prefill,
         decode=decode,
+        traces=Conformed(
+            summary=conformance.summary, broken=None if violation is None else violation.sentence
+        ),
         requests=requests,
     )
 

@@ -19,12 +19,18 @@ def print_report(console: Console, report: DemoReport) -> None:
         if request.problem is not None:
             console.print(f"[red]{request.mode}, {request.name}:[/red] ", end="")
             console.print(request.problem, markup=False, highlight=False)
+    if report.traces.broken is None:
+        console.print(f"traces conform to the spec: {report.traces.summary}", highlight=False)
+    else:
+        console.print("[red]traces do not conform to the spec:[/red] ", end="")
+        console.print(report.traces.broken, markup=False, highlight=False)
     moved = sum(request.bytes for request in report.requests)
     verdict = "[green]every answer equals the single engine's[/green]"
     if report.mismatches:
         verdict = f"[red]{report.mismatches} answers differ from the single engine's[/red]"
-    elif report.problems:
-        verdict = f"[red]{report.problems} requests did not go as they should[/red]"
+    elif any(request.problem is not None for request in report.requests):
+        wrong = sum(request.problem is not None for request in report.requests)
+        verdict = f"[red]{wrong} requests did not go as they should[/red]"
     console.print(f"{len(report.requests)} requests, {size(moved)} moved: {verdict}", highlight=False)
 
 

@@ -85,6 +85,7 @@ class RankLoop:
         self._channel = channel
         self._shard = shard
         self._tracer = tracer
+        tracer.started(core.sender.incarnation, core.timing)
         self._data = data_path(self)
         self._feed = PushFeed(shard, self._data, self.may_start)
         self._legs: dict[str, LegKey] = {}
@@ -114,6 +115,7 @@ class RankLoop:
         while self._reports:
             taken.append(self._reports.popleft())
         for report in taken:
+            self._tracer.reported(report)
             self._items.append(Collected(report.key))
         if taken:
             self._wake()
@@ -197,6 +199,7 @@ class RankLoop:
 
     def _hear(self, message: Message, route: bytes) -> None:
         try:
+            self._tracer.received(message, route)
             self._give(MessageReceived(message, route))
         except Exception:
             logger.exception("%s: a %s could not be dealt with", about(message), type(message).__name__)
@@ -210,6 +213,9 @@ class RankLoop:
             self._feed.step_ended()
         elif isinstance(item, CopyResult):
             self._copy_ended(item)
+        elif isinstance(item, CopyEnded):
+            self._tracer.copied(item.leg, 0, 0.0, item.ok)
+            self._give(item)
         else:
             self._give(item)
 
@@ -252,8 +258,10 @@ class RankLoop:
 
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, Send):
+            self._tracer.sent(effect.message)
             self._channel.send(effect.host, effect.port, effect.message)
         elif isinstance(effect, Reply):
+            self._tracer.sent(effect.message, effect.route)
             self._channel.reply(effect.route, effect.message)
         elif isinstance(effect, StartCopies):
             self._start_copies(effect)
@@ -265,6 +273,7 @@ class RankLoop:
     def _start_copies(self, started: StartCopies) -> None:
         name = leg_name(started.leg)
         self._legs[name] = started.leg
+        self._tracer.copying(started.leg)
         try:
             if started.mode == BLOCKWISE:
                 moved = pulled(started, self._shard)

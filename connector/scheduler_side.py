@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SCHEDULER = -1
+"""In a trace: the place in the engine of what is no rank."""
 COMPLETE = (
     RequestStatus.FINISHED_STOPPED,
     RequestStatus.FINISHED_LENGTH_CAPPED,
@@ -54,7 +56,8 @@ class SchedulerSide:
         self._engine_id = transfer_config.engine_id
         self._produces = transfer_config.is_kv_producer
         self._consumes = transfer_config.is_kv_consumer
-        tracer = Tracer(config.trace_path, self._engine_id, 0, "scheduler")
+        tracer = Tracer(config.trace_path, self._engine_id, SCHEDULER, "scheduler")
+        tracer.started("")
         self._core = SchedulerCore(tracer)
         self._tracer = tracer
         self._announcer = Announcer(config.metaserver_timeout_seconds)

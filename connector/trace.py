@@ -1,115 +1,40 @@
-"""Writes what happens to transfers as JSON lines: every step of every machine, every copy.
-
-One file for each process, in the directory that ``trace_path`` names. Times are seconds since 1970. A trace
-that cannot be written is said once and then given up: it never stops a transfer.
+"""An observer of machines: counts the rows that were taken, and writes the trace that ``trace_path`` asks
+for, one file for each process. Without it every method returns at once.
 """
 
-import contextlib
 import logging
 import os
-import time
 from collections import Counter
-from io import BufferedWriter
 from pathlib import Path
-from typing import Protocol
-
-import msgspec
 
 from ..protocol.commands import LegKey
-from ..protocol.messages import TransferKey
-from ..protocol.specification import MachineSpec, TransitionSpec
+from ..protocol.effects import Report
+from ..protocol.messages import Message
+from ..protocol.specification import TransitionSpec
+from ..protocol.timing import Timing
+from .trace_file import Traced, TraceFile
 
 logger = logging.getLogger(__name__)
 
 
-class TracedMachine(Protocol):
-    """The part of a bound machine that a trace names."""
-
-    spec: MachineSpec
-
-
-class Traced(Protocol):
-    """What a trace needs of the object that took a step."""
-
-    state: str
-
-    @property
-    def machine(self) -> TracedMachine: ...
-
-    @property
-    def key(self) -> TransferKey: ...
-
-    @property
-    def peer_name(self) -> str | None: ...
-
-
-class StepLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine took a row of the spec."""
-
-    time: float
-    process: str
-    engine: str
-    rank: int
-    machine: str
-    transfer: str
-    attempt: int
-    peer: str | None
-    row: str
-    event: str
-    source: str
-    target: str
-
-
-class CopyLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A leg's copies came to their end."""
-
-    time: float
-    process: str
-    engine: str
-    rank: int
-    machine: str
-    transfer: str
-    attempt: int
-    peer: str
-    bytes: int
-    seconds: float
-    ok: bool
-
-
 class Tracer:
-    """An observer of machines. Without a directory it only counts."""
+    """What a rank, or a scheduler side, tells of itself."""
 
     def __init__(self, directory: str, engine: str, rank: int, part: str) -> None:
-        self._engine = engine
-        self._rank = rank
-        self._process = f"{part}-{os.getpid()}"
-        self._encoder = msgspec.json.Encoder()
-        name = f"{engine}-{part}{rank}-{os.getpid()}.jsonl"
-        self._file = self._open(directory, name.replace("/", "_"))
+        self._file = _open(directory, engine, rank, f"{part}-{os.getpid()}")
         self.rows: Counter[str] = Counter()
         self.unexpected: Counter[str] = Counter()
+
+    def started(self, incarnation: str, timing: Timing | None = None) -> None:
+        """Begin: who this is, and by which timers it goes."""
+        if self._file is not None:
+            self._file.started(incarnation, timing)
 
     def stepped(self, entity: Traced, row: TransitionSpec, source: str) -> None:
         """Note a step."""
         self.rows[row.id] += 1
-        if self._file is None:
-            return
-        self._write(
-            StepLine(
-                time=time.time(),
-                process=self._process,
-                engine=self._engine,
-                rank=self._rank,
-                machine=entity.machine.spec.name,
-                transfer=entity.key.transfer_id,
-                attempt=entity.key.attempt,
-                peer=entity.peer_name,
-                row=row.id,
-                event=row.event,
-                source=source,
-                target=entity.state,
-            )
-        )
+        if self._file is not None:
+            self._file.stepped(entity, row, source)
 
     def unheard(self, entity: Traced, event: str, expected: bool) -> None:
         """Count an event that no row wanted; one that the spec does not list either is logged."""
@@ -118,47 +43,45 @@ class Tracer:
             self.unexpected[f"{machine}.{entity.state}.{event}"] += 1
             logger.warning("%s: %s got %s in state %s", entity.key.transfer_id, machine, event, entity.state)
 
+    def received(self, message: Message, route: bytes) -> None:
+        """Note a message that came in."""
+        if self._file is not None:
+            self._file.received(message, route)
+
+    def sent(self, message: Message, route: bytes | None = None) -> None:
+        """Note a message that is about to leave, by the route of the one that it answers if it does."""
+        if self._file is not None:
+            self._file.sent(message, route)
+
+    def copying(self, leg: LegKey) -> None:
+        """Note that a leg's copies are about to start."""
+        if self._file is not None:
+            self._file.copies_started(leg)
+
     def copied(self, leg: LegKey, moved_bytes: int, seconds: float, ok: bool) -> None:
         """Note the end of a leg's copies."""
         if self._file is not None:
-            self._write(
-                CopyLine(
-                    time=time.time(),
-                    process=self._process,
-                    engine=self._engine,
-                    rank=self._rank,
-                    machine="copy",
-                    transfer=leg.key.transfer_id,
-                    attempt=leg.key.attempt,
-                    peer=f"{leg.engine_id}/{leg.rank}",
-                    bytes=moved_bytes,
-                    seconds=seconds,
-                    ok=ok,
-                )
-            )
+            self._file.copies_ended(leg, moved_bytes, seconds, ok)
+
+    def reported(self, report: Report) -> None:
+        """Note that vLLM takes a report."""
+        if self._file is not None:
+            self._file.reported(report)
 
     def close(self) -> None:
-        """Close the file."""
+        """End the trace: the process is stopped in good order."""
         file, self._file = self._file, None
         if file is not None:
-            with contextlib.suppress(OSError):  # the disk is full, and that was said already
-                file.close()
+            file.ended()
 
-    def _open(self, directory: str, name: str) -> BufferedWriter | None:
-        if not directory:
-            return None
-        try:
-            Path(directory).mkdir(parents=True, exist_ok=True)
-            return (Path(directory) / name).open("ab")
-        except OSError as error:
-            raise ValueError(f"trace_path {directory!r} cannot be written: {error}") from error
 
-    def _write(self, line: StepLine | CopyLine) -> None:
-        if self._file is None:
-            return
-        try:
-            self._file.write(self._encoder.encode(line) + b"\n")
-            self._file.flush()
-        except OSError as error:
-            logger.error("the trace ends here, it cannot be written: %s", error)
-            self.close()
+def _open(directory: str, engine: str, rank: int, process: str) -> TraceFile | None:
+    if not directory:
+        return None
+    part, _, number = process.rpartition("-")
+    whose = part if rank < 0 else f"{part}{rank}"
+    name = f"{engine}-{whose}-{number}.jsonl"
+    try:
+        return TraceFile(Path(directory) / name.replace("/", "_"), process, engine, rank)
+    except OSError as error:
+        raise ValueError(f"trace_path {directory!r} cannot be written: {error}") from error

@@ -4,6 +4,7 @@ A trace that cannot be written is said once and then given up: it never stops a 
 any thread; their times never go back.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -142,12 +143,13 @@ class TraceFile:
 
     def ended(self) -> None:
         """The process was stopped in good order."""
-        self._write(EndLine)
+        if self._own:
+            self._write(EndLine)
         self.close()
 
     def close(self) -> None:
         """Close the file as it is."""
-        with self._lock:
+        with self._lock, contextlib.suppress(OSError):  # the disk is full, and that was said already
             self._file.close()
 
     # Helpers

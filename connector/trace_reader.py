@@ -1,8 +1,8 @@
 """Reads the traces that engines write: what states a transfer passed on each side, and what it copied.
 
-`trace_path` is a directory; every process of an engine appends to one file of its own there, a JSON object a
-line. An object is a `Transition` (a machine changed its state) or, with machine "copy", a `Copy` (one
-batch of bytes arrived or failed). Times are seconds since 1970 on the clock of the host that wrote them.
+`trace_path` is a directory; every process of an engine writes one file of its own there, by spec/trace.toml.
+Only its steps and the ends of its copies count here; whether they conform to the spec is said by
+`dfirst conform`. Times are seconds since 1970 on the clock of the host that wrote them.
 """
 
 import os
@@ -11,47 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-COPY = "copy"
+from ..protocol.trace_lines import CopyLine, Line, StepLine
+
+ENDED = "ended"
 FREED = "FREED"
 SIDES = ("prefill", "decode")
 MEGABYTE = 1e6
-
-
-class Transition(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine took a row of the spec."""
-
-    time: float
-    engine: str
-    rank: int
-    machine: str
-    transfer: str
-    row: str
-    event: str
-    source: str
-    target: str
-    attempt: int = 0
-    peer: str | int | None = None
-    process: str = ""
-
-    @property
-    def side(self) -> str | None:
-        """ "prefill" or "decode", of the machine of a request or of a rank; None for a leg's."""
-        return next((side for side in SIDES if self.machine.startswith(f"{side}_")), None)
-
-
-class Copy(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch of one-sided copies came to its end at `time`, after `seconds`."""
-
-    time: float
-    engine: str
-    rank: int
-    transfer: str
-    bytes: int
-    seconds: float
-    ok: bool
-    attempt: int = 0
-    peer: str | int | None = None
-    process: str = ""
 
 
 class StatePassed(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,8 +30,9 @@ class StatePassed(msgspec.Struct, frozen=True, kw_only=True):
 class Traces(msgspec.Struct, frozen=True):
     """All that one directory of traces holds, in order of time."""
 
-    transitions: tuple[Transition, ...]
-    copies: tuple[Copy, ...]
+    transitions: tuple[StepLine, ...]
+    copies: tuple[CopyLine, ...]
+    """Those that have ended."""
 
     def transfers(self) -> list[str]:
         """The names of all transfers, by when each was first seen."""
@@ -84,8 +50,8 @@ class TransferTrace(msgspec.Struct, frozen=True):
     """What one transfer left in the traces."""
 
     transfer: str
-    transitions: tuple[Transition, ...]
-    copies: tuple[Copy, ...]
+    transitions: tuple[StepLine, ...]
+    copies: tuple[CopyLine, ...]
 
     @property
     def started(self) -> float | None:
@@ -104,7 +70,9 @@ class TransferTrace(msgspec.Struct, frozen=True):
 
     def states(self, side: str) -> list[StatePassed]:
         """The states that a side entered, by time: those of its request, and those of its first rank."""
-        steps = [step for step in self.transitions if step.side == side and step.source != step.target]
+        steps = [
+            step for step in self.transitions if side_of(step.machine) == side and step.source != step.target
+        ]
         first_rank = min((step.rank for step in steps if not is_request_machine(step.machine)), default=0)
         start = self.started or 0.0
         return [
@@ -118,10 +86,15 @@ class TransferTrace(msgspec.Struct, frozen=True):
         """Whether on both sides every rank that took part has let go of its blocks."""
         last: dict[tuple[str, str, int, int], str] = {}
         for step in self.transitions:
-            if step.side is not None and not is_request_machine(step.machine):
+            if side_of(step.machine) is not None and not is_request_machine(step.machine):
                 last[step.machine, step.engine, step.rank, step.attempt] = step.target
         sides = {machine.split("_")[0] for machine, *_ in last}
         return sides == set(SIDES) and set(last.values()) == {FREED}
+
+
+def side_of(machine: str) -> str | None:
+    """ "prefill" or "decode", of the machine of a request or of a rank; None for a leg's."""
+    return next((side for side in SIDES if machine.startswith(f"{side}_")), None)
 
 
 def is_request_machine(machine: str) -> bool:
@@ -131,40 +104,30 @@ def is_request_machine(machine: str) -> bool:
 
 def read_traces(directory: Path) -> Traces:
     """Everything written so far. A last line without its end is still being written: left for later."""
-    transitions: list[Transition] = []
-    copies: list[Copy] = []
+    transitions: list[StepLine] = []
+    copies: list[CopyLine] = []
     for name in sorted(os.listdir(directory)) if directory.is_dir() else []:
         path = directory / name
         lines = path.read_bytes().split(b"\n")
-        for number, line in enumerate(lines[:-1], start=1):
-            if not line.strip():
+        for number, text in enumerate(lines[:-1], start=1):
+            if not text.strip():
                 continue
             try:
-                record = _decode(line)
+                line = _decoder.decode(text)
             except msgspec.DecodeError as error:
                 raise ValueError(
-                    f"line {number} of the trace {path} is not a trace record: {error}"
+                    f"line {number} of the trace {path} is no line of a trace: {error}"
                 ) from error
-            if isinstance(record, Copy):
-                copies.append(record)
-            else:
-                transitions.append(record)
+            if isinstance(line, StepLine):
+                transitions.append(line)
+            elif isinstance(line, CopyLine) and line.phase == ENDED:
+                copies.append(line)
     transitions.sort(key=lambda step: step.time)
     copies.sort(key=lambda copy: copy.time)
     return Traces(tuple(transitions), tuple(copies))
 
 
-class _Kind(msgspec.Struct):
-    machine: str
-
-
-_kind = msgspec.json.Decoder(_Kind)
-_transition = msgspec.json.Decoder(Transition)
-_copy = msgspec.json.Decoder(Copy)
-
-
-def _decode(line: bytes) -> Transition | Copy:
-    return _copy.decode(line) if _kind.decode(line).machine == COPY else _transition.decode(line)
+_decoder = msgspec.json.Decoder(Line)
 
 
 def _covered_seconds(spans: Iterable[tuple[float, float]]) -> float:

@@ -9,7 +9,10 @@ from dfirst.connector.demo_client import Answer
 from dfirst.connector.demo_prompts import SHARED_FIRST, SHARED_SECOND, DemoRequest
 from dfirst.connector.demo_report import DemoReport, Exchange, make_report, match_transfers
 from dfirst.connector.demo_table import print_report
-from dfirst.connector.trace_reader import Copy, Traces, Transition
+from dfirst.connector.trace_reader import Traces
+from dfirst.protocol.trace_lines import CopyLine, StepLine
+from dfirst.spec.conform import Conformance
+from dfirst.spec.conformance.violation import Violation
 from rich.console import Console
 
 
@@ -28,12 +31,15 @@ def traces(*transfers: str, moved: int = 1000, start: float = 10.2) -> Traces:
         time = start + number / 10
         for side in ("prefill", "decode"):
             steps.append(
-                Transition(
+                StepLine(
                     time=time,
+                    process="rank-1",
                     engine=side,
                     rank=0,
                     machine=f"{side}_blockwise",
                     transfer=name,
+                    attempt=0,
+                    peer="",
                     row="R",
                     event="e",
                     source="NEW",
@@ -41,13 +47,51 @@ def traces(*transfers: str, moved: int = 1000, start: float = 10.2) -> Traces:
                 )
             )
         copies.append(
-            Copy(time=time, engine="decode", rank=0, transfer=name, bytes=moved, seconds=0.001, ok=True)
+            CopyLine(
+                time=time,
+                process="rank-1",
+                engine="decode",
+                rank=0,
+                phase="ended",
+                transfer=name,
+                attempt=0,
+                peer="prefill/0/1",
+                bytes=moved,
+                seconds=0.001,
+                ok=True,
+            )
         )
     return Traces(tuple(steps), tuple(copies))
 
 
-def report(exchanges: list[Exchange], seen: Traces) -> DemoReport:
-    return make_report(exchanges, seen, model="m", prefill="TP 1", decode="TP 1")
+def conformance(violation: Violation | None = None) -> Conformance:
+    return Conformance(
+        files=2, lines=9, transfers=1, messages=4, violation=violation, running=[], unfinished=[]
+    )
+
+
+def report(exchanges: list[Exchange], seen: Traces, found: Conformance | None = None) -> DemoReport:
+    return make_report(
+        exchanges, seen, model="m", prefill="TP 1", decode="TP 1", conformance=found or conformance()
+    )
+
+
+def test_traces_that_break_a_rule_fail_the_demo_and_say_which() -> None:
+    violation = Violation(
+        file="p.jsonl", line=7, time=1.0, rule="S3", transfer="t1", text="it is released twice"
+    )
+    made = report([exchange(transfers=("t1",))], traces("t1"), conformance(violation))
+    assert (made.mismatches, made.problems) == (0, 1)
+    output = StringIO()
+    print_report(Console(file=output, width=300), made)
+    assert "traces do not conform to the spec: p.jsonl, line 7: it is released twice" in output.getvalue()
+
+
+def test_traces_that_conform_are_counted() -> None:
+    output = StringIO()
+    print_report(Console(file=output, width=300), report([exchange(transfers=("t1",))], traces("t1")))
+    seen = "traces conform to the spec: 2 files, 9 lines, 1 transfers, 4 messages"
+    assert seen in output.getvalue()
 
 
 def test_an_equal_answer_whose_cache_moved_is_well() -> None:

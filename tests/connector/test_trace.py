@@ -8,10 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dfirst.connector import trace
+from dfirst.connector import trace, trace_file
 from dfirst.connector.trace import Tracer
 from dfirst.protocol.commands import LegKey
-from dfirst.protocol.messages import TransferKey
+from dfirst.protocol.messages import Renew, Renewed, Sender, TransferKey
+from dfirst.protocol.timing import Timing
 
 KEY = TransferKey("t", 1)
 LEG = LegKey(KEY, "P", 3, "i")
@@ -36,7 +37,8 @@ def test_every_step_and_every_copy_is_a_line(tmp_path: Path) -> None:
     assert (step["machine"], step["row"], step["event"]) == ("decode_blockwise", "DB1", "start")
     assert (step["source"], step["target"]) == ("NEW", "METADATA_QUERY")
     assert (step["engine"], step["rank"], step["transfer"], step["attempt"]) == ("D", 2, "t", 1)
-    assert (copy["machine"], copy["peer"], copy["bytes"], copy["ok"]) == ("copy", "P/3", 4096, True)
+    assert (copy["line"], copy["phase"], copy["peer"]) == ("copy", "ended", "P/3/i")
+    assert (copy["bytes"], copy["ok"]) == (4096, True)
     assert step["process"] == copy["process"] == f"rank-{os.getpid()}"
     tracer.close()
 
@@ -46,6 +48,42 @@ def test_lines_are_there_at_once_for_who_reads_along(tmp_path: Path) -> None:
     for number in range(3):
         tracer.stepped(entity(), ROW, "NEW")
         assert len(lines(tmp_path)) == number + 1
+    tracer.close()
+
+
+def test_a_trace_begins_with_who_writes_and_ends_in_good_order(tmp_path: Path) -> None:
+    tracer = Tracer(str(tmp_path), "D", 2, "rank")
+    tracer.started("i", Timing(lease_seconds=7.0))
+    tracer.close()
+    start, end = lines(tmp_path)
+    assert (start["line"], start["engine"], start["rank"], start["incarnation"]) == ("start", "D", 2, "i")
+    assert start["timers"]["lease_seconds"] == 7.0
+    assert end["line"] == "end"
+    assert start["time"] <= end["time"]
+
+
+def test_a_scheduler_side_is_no_rank(tmp_path: Path) -> None:
+    tracer = Tracer(str(tmp_path), "D", -1, "scheduler")
+    tracer.started("")
+    tracer.close()
+    assert [file.name for file in tmp_path.iterdir()] == [f"D-scheduler-{os.getpid()}.jsonl"]
+    assert (lines(tmp_path)[0]["rank"], lines(tmp_path)[0]["timers"]) == (-1, {})
+
+
+def test_a_message_is_a_line_for_each_transfer_that_it_names(tmp_path: Path) -> None:
+    tracer = Tracer(str(tmp_path), "D", 2, "rank")
+    tracer.started("i", Timing())
+    mover = Sender("P", 3, "j")
+    other = TransferKey("u", 0)
+    tracer.received(Renew(mover, 4, "i", "layerwise", [KEY, other]), b"route")
+    tracer.sent(Renewed(Sender("D", 2, "i"), 4, 20.0, [KEY], [other]), b"route")
+    _, first, second, extended, gone = lines(tmp_path)
+    assert [first["transfer"], second["transfer"]] == ["t", "u"]
+    assert (first["way"], first["message"], first["sequence"]) == ("received", "RENEW", 4)
+    assert (first["sender"], first["receiver"]) == ("P/3/j", "D/2/i")
+    assert (extended["way"], extended["answer"], extended["lease_seconds"]) == ("sent", "extended", 20.0)
+    assert (extended["sender"], extended["receiver"]) == ("D/2/i", "P/3/j")
+    assert (gone["answer"], gone["lease_seconds"]) == ("gone", 0.0)
     tracer.close()
 
 
@@ -73,7 +111,7 @@ def test_a_full_disk_ends_the_trace_and_nothing_else(
 ) -> None:
     (tmp_path / f"D-rank0-{os.getpid()}.jsonl").symlink_to("/dev/full")
     tracer = Tracer(str(tmp_path), "D", 0, "rank")
-    with caplog.at_level(logging.ERROR, trace.logger.name):
+    with caplog.at_level(logging.ERROR, trace_file.logger.name):
         tracer.stepped(entity(), ROW, "NEW")
         tracer.stepped(entity(), ROW, "NEW")
     assert [record.message.partition(",")[0] for record in caplog.records] == ["the trace ends here"]

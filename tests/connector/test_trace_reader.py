@@ -10,6 +10,7 @@ from dfirst.connector.trace_reader import read_traces
 
 def step(time: float, machine: str, source: str, target: str, **more: Any) -> dict[str, Any]:
     return {
+        "line": "step",
         "time": time,
         "process": "worker-1",
         "engine": machine.split("_")[0],
@@ -17,7 +18,7 @@ def step(time: float, machine: str, source: str, target: str, **more: Any) -> di
         "machine": machine,
         "transfer": "t1",
         "attempt": 0,
-        "peer": None,
+        "peer": "",
         "row": "R1",
         "event": "something",
         "source": source,
@@ -28,14 +29,15 @@ def step(time: float, machine: str, source: str, target: str, **more: Any) -> di
 
 def copy(time: float, number: int, seconds: float, **more: Any) -> dict[str, Any]:
     return {
+        "line": "copy",
         "time": time,
         "process": "worker-2",
         "engine": "decode",
         "rank": 0,
-        "machine": "copy",
+        "phase": "ended",
         "transfer": "t1",
         "attempt": 0,
-        "peer": "prefill/0",
+        "peer": "prefill/0/1",
         "bytes": number,
         "seconds": seconds,
         "ok": True,
@@ -100,6 +102,11 @@ def test_bytes_are_those_that_arrived(tmp_path: Path) -> None:
     assert read_traces(tmp_path).of("t1").bytes == 1000
 
 
+def test_a_copy_that_has_only_started_is_none(tmp_path: Path) -> None:
+    write(tmp_path, "d.jsonl", copy(10.0, 0, 0.0, phase="started"))
+    assert read_traces(tmp_path).copies == ()
+
+
 def test_speed_counts_time_in_which_two_copies_overlap_once(tmp_path: Path) -> None:
     # From 10 to 12 and from 11 to 13, then a pause, and from 20 to 21: four seconds with a copy under way.
     write(tmp_path, "d.jsonl", *(copy(end, 4_000_000, long) for end, long in ((12, 2), (13, 2), (21, 1))))
@@ -134,6 +141,6 @@ def test_a_line_that_is_still_being_written_is_left_for_later(tmp_path: Path) ->
 
 
 def test_a_wrong_line_is_named_with_its_file(tmp_path: Path) -> None:
-    (tmp_path / "d.jsonl").write_text('{"machine": "copy", "bytes": "many"}\n')
-    with pytest.raises(ValueError, match=r"line 1 of .*d\.jsonl is not a trace record"):
+    (tmp_path / "d.jsonl").write_text('{"line": "copy", "bytes": "many"}\n')
+    with pytest.raises(ValueError, match=r"line 1 of .*d\.jsonl is no line of a trace"):
         read_traces(tmp_path)
