@@ -87,7 +87,9 @@ class TraceFile:
     def started(self, incarnation: str, timing: Timing | None) -> None:
         """The first line."""
         self._own = f"{self._engine}/{self._rank}/{incarnation}"
-        timers = {} if timing is None else msgspec.structs.asdict(timing)
+        # The settings of a connector may hold more than the core's timers.
+        names = [] if timing is None else [field.name for field in msgspec.structs.fields(Timing)]
+        timers = {name: float(getattr(timing, name)) for name in names}
         self._write(StartLine, incarnation=incarnation, version=wire.VERSION, timers=timers)
 
     def stepped(self, entity: Traced, row: TransitionSpec, source: str) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from dfirst.connector import trace, trace_file
+from dfirst.connector.extra_config import ExtraConfig
 from dfirst.connector.trace import Tracer
 from dfirst.protocol.commands import LegKey
 from dfirst.protocol.messages import Renew, Renewed, Sender, TransferKey
@@ -60,6 +62,14 @@ def test_a_trace_begins_with_who_writes_and_ends_in_good_order(tmp_path: Path) -
     assert start["timers"]["lease_seconds"] == 7.0
     assert end["line"] == "end"
     assert start["time"] <= end["time"]
+
+
+def test_of_a_connectors_settings_only_the_timers_are_written(tmp_path: Path) -> None:
+    tracer = Tracer(str(tmp_path), "D", 2, "rank")
+    tracer.started("i", ExtraConfig(host="h", lease_seconds=9))
+    start = lines(tmp_path)[0]
+    assert start["timers"] == {**msgspec.structs.asdict(Timing()), "lease_seconds": 9.0}
+    tracer.close()
 
 
 def test_a_scheduler_side_is_no_rank(tmp_path: Path) -> None:
