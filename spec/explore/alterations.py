@@ -51,6 +51,8 @@ class Mutant:
     about: str
     modes: tuple[str, ...]
     change: Change
+    rows: frozenset[str] = frozenset()
+    """The rows that it touches: a world that takes none of them cannot notice it. Empty: any world may."""
 
 
 def spec_mutants() -> Iterator[Mutant]:
@@ -60,19 +62,21 @@ def spec_mutants() -> Iterator[Mutant]:
         modes = MODES.get(name, BOTH)
         for row in spec.transitions:
             without = tuple(other for other in spec.transitions if other is not row)
-            yield Mutant(f"row {row.id}", "taken out", modes, _altered(spec, without))
+            yield Mutant(f"row {row.id}", "taken out", modes, _altered(spec, without), frozenset((row.id,)))
         for row in spec.transitions:
             for effect in row.effects:
                 left = tuple(other for other in row.effects if other != effect)
                 rows = _exchanged(spec, row, replace(row, effects=left))
-                yield Mutant(f"effect {row.id}.{effect}", "dropped", modes, _altered(spec, rows))
+                change = _altered(spec, rows)
+                only = frozenset((row.id,))
+                yield Mutant(f"effect {row.id}.{effect}", "dropped", modes, change, only)
         guards = sorted({text.removeprefix("not ") for row in spec.transitions for text in row.guards})
         for text in guards:
             for answer in (True, False):
                 about = f"always {'yes' if answer else 'no'}"
                 yield Mutant(f"guard {name}.{text} {answer}", about, modes, _decided(name, text, answer))
         for timer in _timers(spec):
-            yield Mutant(f"timer {name}.{timer}", "ignored", modes, _unarmed(name, timer))
+            yield Mutant(f"timer {name}.{timer}", "ignored", modes, unarmed(name, timer))
     yield Mutant("timer renewals", "ignored", BOTH, _unarmed_renewals())
 
 
@@ -105,7 +109,8 @@ def _decided(name: str, text: str, answer: bool) -> Change:
     return change
 
 
-def _unarmed(name: str, timer: str) -> Change:
+def unarmed(name: str, timer: str) -> Change:
+    """A timer of one machine is never set."""
     original = RankCore.arm
 
     @contextmanager

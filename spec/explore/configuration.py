@@ -1,7 +1,7 @@
 """Which worlds are explored: how many ranks, which mode, how many faults of which kinds, which clocks.
 
 All waits are small whole numbers of a clock's unit. A step of time moves each engine's clock by its rate,
-4 or 5 units: clocks that drift apart by a quarter, as the timings below are told. A lease of 14 units is
+4 or 5 units: clocks that drift apart by a quarter, as the timings below are told. A lease of 15 units is
 over after 3 steps of a fast clock and 4 of a slow one, so a margin that is forgotten shows at once.
 """
 
@@ -13,7 +13,7 @@ from dfirst.protocol.timing import Timing
 SLOW, FAST = 4, 5
 
 STEADY = Timing(
-    lease_seconds=14.0,
+    lease_seconds=15.0,
     query_retry_seconds=4.0,
     query_timeout_seconds=12.0,
     hold_seconds=20.0,
@@ -58,10 +58,14 @@ class Configuration:
     """Block-wise: whether D hears of the request only when P has computed the prompt."""
     attempts: bool = False
     """Whether the transfers are attempts of the same one."""
+    unfit: bool = False
+    """Whether the two engines serve different models."""
     all_cached: bool = False
     """Whether D has the whole prompt cached and reads nothing."""
     bound_steps: int = 8
     """L1: steps of time after which everything must have ended once faults stop."""
+    wait_bound_steps: int = 8
+    """L1: steps of time after which vLLM must have everything that it waits for once faults stop."""
     mild_bounds_steps: tuple[int, ...] = (0, 2)
     """Steps of time after which vLLM must have everything that it waits for, where nothing has come that only
     a time-out ends, but so many messages lost, repeated or late. Nor may such a transfer fail (rule R9).

@@ -1,7 +1,9 @@
 """``dfirst explore --mutants``: one mistake at a time, and whether the exploration notices it.
 
-A mutant is tried on the smallest worlds first, until one shows that a rule is broken. An event for which the
-spec has no word (rule F3) counts only where no other rule of the design is broken in the same world.
+A mutant is tried on the smallest worlds first, until one shows that a rule is broken. Each world is
+explored without a mistake before, and how long things take to end there is the bound for rule L1. An event
+for which the spec has no word (rule F3) counts only where no other rule of the design is broken in the same
+world.
 """
 
 import json
@@ -9,8 +11,9 @@ import multiprocessing
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -24,6 +27,19 @@ from .run import workers
 from .search import Search
 from .world import World
 from .worlds import HUNT
+
+
+class Measure(NamedTuple):
+    """What a world does without mistakes."""
+
+    steps: int
+    """Steps of time until all has ended."""
+    wait_steps: int
+    """Until vLLM waits for nothing."""
+    mild_steps: int
+    """The same, where one letter was lost."""
+    rows: frozenset[str]
+    """The rows that are taken."""
 
 
 @dataclass(frozen=True)
@@ -62,21 +78,39 @@ def hunt(only: str, json_file: Path | None, console: Console) -> bool:
     return not survivors
 
 
-def tried(name: str) -> Verdict:
+def measured(configuration: Configuration) -> Measure:
+    """Return how long things take to end in a world without mistakes."""
+    patient = replace(configuration, bound_steps=99, wait_bound_steps=99, mild_bounds_steps=(99, 99))
+    result = Search(World(patient)).run()
+    if result.found is not None:
+        raise ValueError(f"{configuration.name} breaks {result.found.rule} without any mistake")
+    return Measure(result.steps, result.wait_steps, result.mild_steps, frozenset(result.rows))
+
+
+def tried(name: str, bounds: dict[str, Measure]) -> Verdict:
     """Try one mutant, in this process."""
     mutant = next(mutant for mutant in all_mutants() if mutant.name == name)
     started = time.monotonic()
-    states = 0
+    states, rule, text, where = 0, "", "no world takes it", ""
     for configuration in HUNT:
+        measure = bounds[configuration.name]
         if not configuration.name.startswith(mutant.modes):
             continue
+        if mutant.rows and not mutant.rows & measure.rows:
+            continue
+        configuration = replace(
+            configuration,
+            bound_steps=measure.steps,
+            wait_bound_steps=measure.wait_steps,
+            mild_bounds_steps=(0, measure.mild_steps),
+        )
         habits = Habits()
         with mutant.change(habits):
             rule, text, seen = _noticed(configuration, habits)
         states += seen
         if rule:
+            where = configuration.name
             break
-    where = configuration.name if rule else ""
     return Verdict(name, mutant.about, rule, text, where, states, time.monotonic() - started)
 
 
@@ -104,14 +138,16 @@ def _hunted(names: Sequence[str], console: Console) -> list[Verdict]:
         ProcessPoolExecutor(workers(), context) as pool,
         Progress(*columns, console=console, transient=True) as progress,
     ):
-        task = progress.add_task("mutants", total=len(names))
-        for future in as_completed([pool.submit(tried, name) for name in names]):
+        task = progress.add_task("worlds without mistakes", total=len(names))
+        bounds = dict(zip((each.name for each in HUNT), pool.map(measured, HUNT), strict=True))
+        for future in as_completed([pool.submit(tried, name, bounds) for name in names]):
             verdict = future.result()
             found[verdict.name] = verdict
             survivors = sum(1 for each in found.values() if not each.rule)
             progress.update(task, advance=1, description=f"mutants ({survivors} not noticed)")
             if not verdict.rule:
-                console.print(f"not noticed: {verdict.name} ({verdict.about})", highlight=False)
+                told = f"not noticed: {verdict.name} ({verdict.about}) {verdict.text}"
+                console.print(told, highlight=False)
     return [found[name] for name in names]
 
 

@@ -78,6 +78,8 @@ class Ranks:
         """Whether a timer should fire now."""
         self.over: list[bool] = []
         """Whether every transfer is freed or forgotten."""
+        self.empty: list[bool] = []
+        """Whether nothing of any transfer is remembered."""
         self.commands: list[Command] = []
         self.legs: list[LegSite] = []
         self._ids: dict[tuple[int, int, Code], int] = {}
@@ -178,6 +180,9 @@ class Ranks:
                 raise Violation("S5", f"{type(message).__name__} for {meant} changes something at {mine}")
             if isinstance(message, Query | Renew) and not said & {"Gone", "Renewed"}:
                 raise Violation("R6", f"{name} does not say that {meant} is gone")
+        before, after = _lease_ends(self.codes[core]), _lease_ends(self.codes[became])
+        if any(after.get(leg, until) < until for leg, until in before.items()):
+            raise Violation("R1", f"{type(message).__name__} moves the end of a lease back at {name}")
         if isinstance(message, Done | Stopped | Cancel) and "Ack" not in said:
             raise Violation("R8", f"{name} does not acknowledge {type(message).__name__}")
 
@@ -244,6 +249,7 @@ class Ranks:
             due = bool(timers) and timers[0][0] <= 0
             self.due.append(due or any(renewal[5] == 0.0 for renewal in code[RENEWALS]))
             transfers = (*code[MOVERS], *code[OWNERS])
+            self.empty.append(not transfers and not code[RENEWALS] and not timers)
             self.over.append(all(transfer[TRANSFER_STATE] == "FREED" for transfer in transfers))
         return number
 
@@ -256,6 +262,12 @@ class Ranks:
             for digest in known:
                 book.learn(self._directories[digest])
         return book
+
+
+def _lease_ends(code: Code) -> dict[Any, float]:
+    """Return the end of each lease under which a mover copies."""
+    legs = ((mover[1], leg) for mover in code[MOVERS] for leg in mover[-1])
+    return {(key, leg[0]): leg[4] for key, leg in legs if leg[3] == "COPYING"}
 
 
 def _renumbered(question: Query, numbering: Numbering) -> Query:

@@ -53,6 +53,8 @@ class Result:
     rows: set[str] = field(default_factory=set)
     steps: int = 0
     """The longest time that anything took to end once faults had stopped."""
+    wait_steps: int = 0
+    """The longest time that vLLM had to wait once faults had stopped."""
     mild_steps: int = 0
     complete: bool = True
 
@@ -70,6 +72,7 @@ class Search:
         self.takes_time = bytearray()
         self.ended = bytearray()
         self.served = bytearray()
+        self.forgotten = bytearray()
         self.mild = bytearray()
         self.result = Result(world.configuration)
 
@@ -147,6 +150,7 @@ class Search:
         self.takes_time.append(0)
         self.ended.append(self.world.ended(state))
         used = self.world.configuration.faults - state.left
+        self.forgotten.append(all(core < 0 or self.world.ranks.empty[core] for core in state.cores))
         self.served.append(not self.world.requests.waiting(state))
         self.mild.append(255 if state.marks & HARSH else used)
         return number
@@ -162,14 +166,26 @@ class Search:
             bound = configuration.bound_steps
             if taken > bound:
                 raise _Stop(self._unended(number, f"this takes {taken} steps of time to end, not {bound}"))
+        for number, taken in enumerate(self._steps_to(self.forgotten)):
+            if taken < 0:
+                raise _Stop(self._unended(number, "what has ended is never forgotten"))
+        self._check_waits()
+
+    def _check_waits(self) -> None:
+        configuration, result = self.world.configuration, self.result
         bounds = configuration.mild_bounds_steps
         for number, taken in enumerate(self._steps_to(self.served)):
             used = self.mild[number]
-            if used < len(bounds):
-                self.result.mild_steps = max(self.result.mild_steps, taken)
-                if taken > bounds[used]:
-                    text = f"vLLM waits {taken} steps of time after {used} lost or late messages, not "
-                    raise _Stop(self._unended(number, f"{text}{bounds[used]}"))
+            if used >= len(bounds):
+                result.wait_steps = max(result.wait_steps, taken)
+                if taken > configuration.wait_bound_steps:
+                    text = f"vLLM waits {taken} steps of time, not {configuration.wait_bound_steps}"
+                    raise _Stop(self._unended(number, text))
+                continue
+            result.mild_steps = max(result.mild_steps, taken)
+            if taken > bounds[used]:
+                text = f"vLLM waits {taken} steps of time after {used} lost or late messages, not "
+                raise _Stop(self._unended(number, f"{text}{bounds[used]}"))
 
     def _steps_to(self, ended: bytearray) -> list[int]:
         """Return for each state how many steps of time pass until all has ended for good; -1 for never."""

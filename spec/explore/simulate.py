@@ -9,7 +9,8 @@ from dfirst.protocol.scheduler import Allocation, Finish, TransferRequest
 from rich.console import Console
 from rich.progress import Progress
 
-from .simulation import RANKS, Engine, Simulation
+from .simulation import Simulation
+from .simulation_parts import RANKS, Engine
 from .violation import Violation
 
 BLOCKS = (1,)

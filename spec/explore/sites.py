@@ -61,7 +61,8 @@ class Sites:
         found = self._directories.get((engine, incarnation))
         if found is None:
             ranks = len(self.of_engine[engine])
-            found = directory(NAMES[engine], ranks, self.configuration.heads, incarnation)
+            model = "m-other" if self.configuration.unfit and engine == D else "m"
+            found = directory(NAMES[engine], ranks, self.configuration.heads, incarnation, model)
             self._directories[engine, incarnation] = found
             for entry in found.ranks:
                 self._incarnations[entry.incarnation] = (engine, incarnation)
@@ -99,7 +100,7 @@ class Sites:
         return f"{NAMES[engine]}{site - self.of_engine[engine].start}"
 
 
-def directory(name: str, ranks: int, heads: int, incarnation: int) -> Directory:
+def directory(name: str, ranks: int, heads: int, incarnation: int, model: str = "m") -> Directory:
     """Return an engine of ``ranks`` ranks that hold ``heads`` KV heads between them, one layer deep."""
     entries = []
     for rank in range(ranks):
@@ -122,4 +123,4 @@ def directory(name: str, ranks: int, heads: int, incarnation: int) -> Directory:
         )
         entries.append(entry)
     layout = f"TP {ranks}, {heads} KV heads"
-    return Directory(engine_id=name, model="m", layout=layout, ranks=tuple(entries))
+    return Directory(engine_id=name, model=model, layout=layout, ranks=tuple(entries))

@@ -7,12 +7,11 @@ lost by it: a schedule in which k things are late is explored with k faults.
 """
 
 from dfirst.protocol.effects import FAILED
-from dfirst.protocol.messages import Cancel, Sender
-from dfirst.protocol.modes import MOVER, OWNER
 
+from .calamities import Calamities
 from .configuration import Configuration
 from .memory import Habits, Memory
-from .post import ANYONE, ROUTER_SITE, Letter, Post
+from .post import Post
 from .ranks import DEAD, ENDED, HEAR, PASS, REPORT, SEND, START, TAKEN, TELL, TICK, Ranks, Step, Watcher
 from .requests import Requests
 from .schedulers import Schedulers
@@ -20,7 +19,6 @@ from .sites import D, P, Sites
 from .state import ASKED, GHOST, HARSH, JOB_BROKEN, JOB_SLOW, Action, Draft, Job, State
 from .violation import Violation
 
-ROUTER_SENDER = Sender("router", -1, "r")
 STORY_MOVES = frozenset(("prefill", "compute", "finish", "decode"))
 FREE, DISORDER, FAULT = range(3)
 NETWORK_FAULTS = frozenset(("lose", "repeat", "delay"))
@@ -46,6 +44,7 @@ class World:
         self.schedulers = Schedulers(self.sites, self.watcher)
         self.memory = Memory(self.sites, self.ranks, self.habits)
         self.requests = Requests(self.sites, self.ranks, self.schedulers, self.memory)
+        self.calamities = Calamities(self.sites, self.ranks, self.post, self.requests)
         self.bounds = configuration.mild_bounds_steps
         self._kinds = frozenset(configuration.kinds)
         self._polite = POLITE_FAULTS
@@ -68,7 +67,7 @@ class World:
             merged=(),
             good=(),
             left=self.configuration.faults,
-            marks=0,
+            marks=ASKED if self.configuration.unfit else 0,
         )
 
     # What can happen
@@ -184,11 +183,8 @@ class World:
         if name in STORY_MOVES:
             getattr(self.requests, name)(draft, action[1])
             return
-        method = getattr(self, f"_{name}", None)
-        if method is not None:
-            method(draft, *action[1:])
-        else:
-            getattr(self.requests, name)(draft, *action[1:])
+        method = getattr(self, f"_{name}", None) or getattr(self.calamities, name, None)
+        (method or getattr(self.requests, name))(draft, *action[1:])
 
     def _step(self, draft: Draft, site: int) -> None:
         command, *rest = draft.queues[site]
@@ -243,57 +239,6 @@ class World:
                 draft.cores[site] = self.ranks.step(core, (PASS, 0)).core
         self.memory.age(draft)
 
-    def _suspend(self, draft: Draft, engine: int) -> None:
-        """An engine's machine stands still for a step of time, while the rest of the world goes on."""
-        for site, core in enumerate(draft.cores):
-            counts = self.habits.counts_suspension or self.sites.engine_of[site] != engine
-            if core >= 0 and counts:
-                draft.cores[site] = self.ranks.step(core, (PASS, 0)).core
-        self.memory.age(draft)
-
-    def _cancel(self, draft: Draft, key: int, engine: int) -> None:
-        """The router says CANCEL to every rank of an engine."""
-        for site in self.sites.of_engine[engine]:
-            incarnation = draft.incarnations[engine]
-            message = Cancel(
-                sender=ROUTER_SENDER,
-                key=self.sites.keys[key],
-                target_incarnation=self.sites.sender(site, incarnation).incarnation,
-                target=OWNER if engine == self.sites.owner else MOVER,
-                mode=self.configuration.mode,
-                reason="",
-            )
-            draft.net.append(self.post.write(Letter(ROUTER_SITE, 0, site, ANYONE, message)) * 2)
-
-    def _die(self, draft: Draft, engine: int) -> None:
-        self._crash(draft, engine)
-        for site in self.sites.of_engine[engine]:
-            draft.cores[site] = DEAD
-        draft.schedulers[engine] = DEAD
-        draft.net = [item for item in draft.net if draft.cores[self.post.letters[item >> 1].target] != DEAD]
-
-    def _restart(self, draft: Draft, engine: int) -> None:
-        self._crash(draft, engine)
-        draft.incarnations[engine] += 1
-        for site in self.sites.of_engine[engine]:
-            draft.cores[site] = self.ranks.start(site, draft.incarnations[engine])
-        draft.schedulers[engine] = self.schedulers.fresh
-        draft.net = [item for item in draft.net if self._reachable(draft, self.post.letters[item >> 1])]
-
-    def _crash(self, draft: Draft, engine: int) -> None:
-        for site in self.sites.of_engine[engine]:
-            draft.queues[site] = ()
-            draft.reports[site] = ()
-            draft.marks &= ~(2 << site)
-        self.memory.crashed(draft, engine)
-        self.requests.crashed(draft, engine)
-
-    def _reachable(self, draft: Draft, letter: Letter) -> bool:
-        if draft.cores[letter.target] == DEAD:
-            return False
-        incarnation = draft.incarnations[self.sites.engine_of[letter.target]]
-        return letter.target_incarnation in (ANYONE, incarnation)
-
     # What a core asks for
 
     def _take(self, draft: Draft, site: int, event: tuple[int, ...]) -> None:
@@ -304,7 +249,7 @@ class World:
         for effect in step.effects:
             kind, value = effect[0], effect[1]
             if kind == SEND:
-                if self._reachable(draft, self.post.letters[value]):
+                if self.calamities.reachable(draft, self.post.letters[value]):
                     draft.net.append(value * 2)
             elif kind == START:
                 self.memory.started(draft, value)

@@ -11,7 +11,44 @@ from dfirst.protocol.timing import Timing
 from .configuration import ABORTS, COPIES, FAST, NETWORK, SLOW, STEADY, Configuration, pull, push
 
 SWAPPED = {"prefill_rate": FAST, "decode_rate": SLOW}
+LONG_BOUNDS = {"bound_steps": 12, "wait_bound_steps": 12}
 LONG_HOLD: Timing = msgspec.structs.replace(STEADY, hold_seconds=40.0, transfer_deadline_seconds=20.0)
+
+PATIENT = msgspec.structs.replace(STEADY, query_retry_seconds=12.0, query_timeout_seconds=24.0)
+
+TARGETED: tuple[Configuration, ...] = (
+    pull("pull-leases", faults=3, kinds=("slow", "lose", "delay"), orderly=True),
+    push("push-leases", faults=2, kinds=("slow", "lose", "delay", "suspend", "late"), orderly=True),
+    pull("pull-leases-swapped", faults=3, kinds=("slow", "lose", "suspend"), orderly=True, **SWAPPED),
+    push(
+        "push-leases-swapped", faults=2, kinds=("slow", "lose", "delay", "suspend"), orderly=True, **SWAPPED
+    ),
+    pull("pull-crashes", faults=2, kinds=("die", "restart", "slow", "late", "repeat"), orderly=True),
+    push("push-crashes", faults=2, kinds=("die", "restart", "slow", "late", "repeat"), orderly=True),
+    pull("pull-aborts", faults=2, kinds=("abort", "cancel", "slow", "late", "break"), orderly=True),
+    push("push-aborts", faults=2, kinds=("abort", "cancel", "slow", "late", "break"), orderly=True),
+    pull("pull-again", faults=2, kinds=("again", "repeat", "delay", "abort"), orderly=True),
+    push("push-again", faults=2, kinds=("again", "repeat", "delay", "abort"), orderly=True),
+    pull("pull-1x2-readers", faults=2, decode_ranks=2, kinds=("slow", "lose", "abort"), orderly=True),
+    push("push-2x1-writers", faults=2, prefill_ranks=2, kinds=("slow", "break", "abort"), orderly=True),
+    pull(
+        "pull-patient",
+        faults=3,
+        kinds=("slow", "lose", "delay"),
+        timing=PATIENT,
+        orderly=True,
+        mild_bounds_steps=(0, 3),
+    ),
+    push(
+        "push-patient",
+        faults=3,
+        kinds=("slow", "lose", "delay"),
+        timing=PATIENT,
+        orderly=True,
+        mild_bounds_steps=(0, 3),
+    ),
+)
+"""Two and three faults of the kinds that have to do with each other."""
 
 QUICK: tuple[Configuration, ...] = (
     pull("pull-1x1", faults=1),
@@ -19,8 +56,8 @@ QUICK: tuple[Configuration, ...] = (
     pull("pull-1x1-unmet", faults=1, met=False, **SWAPPED),
     push("push-1x1-unmet", faults=1, met=False, orderly=True, **SWAPPED),
     pull("pull-1x1-d-first", faults=1, prefill_first=False),
-    pull("pull-1x1-long-hold", faults=1, timing=LONG_HOLD, bound_steps=12),
-    push("push-1x1-long-hold", faults=1, timing=LONG_HOLD, bound_steps=12, orderly=True),
+    pull("pull-1x1-long-hold", faults=1, timing=LONG_HOLD, **LONG_BOUNDS),
+    push("push-1x1-long-hold", faults=1, timing=LONG_HOLD, **LONG_BOUNDS, orderly=True),
     pull("pull-1x2-cached", faults=1, decode_ranks=2, all_cached=True, orderly=True),
     pull("pull-2x1", faults=1, prefill_ranks=2, orderly=True),
     push("push-2x1", faults=1, prefill_ranks=2, orderly=True),
@@ -32,6 +69,7 @@ QUICK: tuple[Configuration, ...] = (
     push("push-2x2", faults=1, prefill_ranks=2, decode_ranks=2, orderly=True),
     pull("pull-1x1-two", faults=1, transfers=2, orderly=True),
     push("push-1x1-two", faults=1, transfers=2, orderly=True),
+    *TARGETED,
 )
 
 FULL: tuple[Configuration, ...] = (
@@ -44,8 +82,8 @@ FULL: tuple[Configuration, ...] = (
     push("push-1x1-three", faults=3, orderly=True, batches=2, kinds=(*NETWORK, *COPIES, *ABORTS)),
     pull("pull-1x1-unmet", faults=2, met=False),
     push("push-1x1-unmet", faults=2, met=False, orderly=True),
-    pull("pull-1x1-long-hold", faults=2, timing=LONG_HOLD, bound_steps=12),
-    push("push-1x1-long-hold", faults=2, timing=LONG_HOLD, bound_steps=12, orderly=True),
+    pull("pull-1x1-long-hold", faults=2, timing=LONG_HOLD, **LONG_BOUNDS),
+    push("push-1x1-long-hold", faults=2, timing=LONG_HOLD, **LONG_BOUNDS, orderly=True),
     pull("pull-1x2-cached", faults=2, decode_ranks=2, all_cached=True, orderly=True),
     pull("pull-2x1", faults=2, prefill_ranks=2, orderly=True),
     push("push-2x1", faults=2, prefill_ranks=2, orderly=True, **SWAPPED),
@@ -64,25 +102,33 @@ HUNT: tuple[Configuration, ...] = (
     push("push-1x1-o", faults=1, orderly=True),
     pull("pull-1x1-unmet-o", faults=1, met=False, orderly=True, **SWAPPED),
     push("push-1x1-unmet-o", faults=1, met=False, orderly=True, **SWAPPED),
+    pull("pull-1x1-unfit", faults=1, unfit=True),
+    push("push-1x1-unfit", faults=1, unfit=True),
+    pull("pull-1x1-unfit-unmet", faults=1, unfit=True, met=False),
+    push("push-1x1-unfit-unmet", faults=1, unfit=True, met=False),
     pull("pull-1x2-cached", faults=1, decode_ranks=2, all_cached=True, orderly=True),
+    pull("pull-1x2-cached-unmet", faults=1, decode_ranks=2, all_cached=True, met=False, orderly=True),
     pull("pull-2x1-replicas", faults=1, prefill_ranks=2, heads=1, orderly=True),
     push("push-2x1-replicas", faults=1, prefill_ranks=2, heads=1, orderly=True),
+    push("push-2x1-replicas-unmet", faults=1, prefill_ranks=2, heads=1, met=False, orderly=True),
     pull("pull-1x2", faults=1, decode_ranks=2, orderly=True),
     push("push-2x1", faults=1, prefill_ranks=2, orderly=True),
+    pull("pull-2x2", faults=1, prefill_ranks=2, decode_ranks=2, orderly=True),
+    push("push-2x2", faults=1, prefill_ranks=2, decode_ranks=2, orderly=True),
     pull("pull-1x1", faults=1),
     pull("pull-1x1-d-first", faults=1, prefill_first=False),
-    pull("pull-1x1-long-hold", faults=1, timing=LONG_HOLD, bound_steps=12, orderly=True),
-    push("push-1x1-long-hold", faults=1, timing=LONG_HOLD, bound_steps=12, orderly=True),
+    pull("pull-1x1-d-first-long", faults=1, prefill_first=False, timing=LONG_HOLD, **LONG_BOUNDS),
+    pull("pull-1x1-long-hold", faults=1, timing=LONG_HOLD, orderly=True, **LONG_BOUNDS),
+    push("push-1x1-long-hold", faults=1, timing=LONG_HOLD, orderly=True, **LONG_BOUNDS),
     pull("pull-1x1-two", faults=1, transfers=2, orderly=True),
+    pull("pull-1x1-attempts", faults=1, transfers=2, attempts=True, orderly=True),
     pull("pull-1x1-unmet", faults=1, met=False),
-    push("push-1x1-two", faults=1, transfers=2, orderly=True),
+    *TARGETED,
+    push("push-preempted", faults=2, kinds=("abort", "slow"), batches=2),
     push("push-1x1", faults=1, batches=2),
-    pull("pull-1x1-o2", faults=2, orderly=True),
-    push("push-1x1-o2", faults=2, orderly=True, batches=2),
-    push("push-1x1-o2-swapped", faults=2, orderly=True, **SWAPPED),
-    pull("pull-1x1-o2-swapped", faults=2, orderly=True, **SWAPPED),
-    pull("pull-1x2-o2", faults=2, decode_ranks=2, orderly=True),
-    push("push-2x1-o2", faults=2, prefill_ranks=2, orderly=True),
+    push("push-retried", faults=3, kinds=("slow", "restart", "again"), orderly=True),
+    pull("pull-1x2-readers-three", faults=3, decode_ranks=2, kinds=("slow", "lose"), orderly=True),
+    push("push-2x1-late", faults=2, prefill_ranks=2, kinds=("late", "cancel", "die"), orderly=True),
 )
 """Worlds that mutants are tried on, the smallest first."""
 

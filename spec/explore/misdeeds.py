@@ -1,0 +1,178 @@
+"""What the core does wrong where a rule is given up: stand-ins for its methods, guards and effects."""
+
+from typing import Any
+
+import numpy as np
+from dfirst.protocol import copies as runs
+from dfirst.protocol import lease
+from dfirst.protocol.effects import StartCopies
+from dfirst.protocol.lease import mover_end
+from dfirst.protocol.messages import Query, Renew, Sender, TransferKey
+from dfirst.protocol.mover_leg import MoverLeg
+from dfirst.protocol.owner_leg import OwnerLeg
+from dfirst.protocol.owner_transfer import OwnerTransfer, Question
+from dfirst.protocol.prefill_blockwise import PrefillBlockwise
+from dfirst.protocol.rank import RankCore
+from msgspec.structs import replace
+
+
+def always(_self: object, _payload: object) -> bool:
+    return True
+
+
+def never(_self: object, _payload: object) -> bool:
+    return False
+
+
+def extend_now(self: MoverLeg, _asked_at: float, lease_seconds: float) -> None:
+    end = mover_end(self.core.timing, self.core.now, lease_seconds)
+    self.lease_until = max(self.lease_until, end)
+    self.core.arm(self, "lease_end", self.lease_until)
+
+
+def extend_back(self: MoverLeg, asked_at: float, lease_seconds: float) -> None:
+    self.lease_until = mover_end(self.core.timing, asked_at, lease_seconds)
+    self.core.arm(self, "lease_end", self.lease_until)
+
+
+def take_latest(self: MoverLeg, answer: Any) -> None:
+    self.disarm("query_retry", "silence")
+    self.lent = True
+    self._extend(max(self.asked.values()), answer.lease_seconds)
+
+
+def take_any(self: MoverLeg, answer: Any) -> None:
+    self.disarm("query_retry", "silence", "done_retry", "farewell_end")
+    self.lent = True
+    lease_seconds = getattr(answer, "lease_seconds", self.core.timing.lease_seconds)
+    self._extend(self.asked.get(answer.sequence, self.core.now), lease_seconds)
+
+
+def start_without_blocks(self: MoverLeg, answer: Any) -> None:
+    self.core.emit(
+        StartCopies(
+            leg=self.leg_key,
+            mode=self.transfer.mode,
+            plan=self.plan,  # type: ignore[arg-type]
+            peer=self.entry,  # type: ignore[arg-type]
+            local_blocks=self.transfer.local_blocks,
+            remote_blocks=tuple(getattr(answer, "block_ids", ())),
+            prompt_tokens=self.transfer.prompt_tokens,
+            cached_tokens=self.transfer.cached_tokens,
+        )
+    )
+
+
+def extend_once(self: OwnerLeg, _question: Query | None) -> None:
+    if self.state != "LENT" or not self.timers:
+        self.lent_until = lease.owner_end(self.core.timing, self.core.now, self.tail_seconds)
+        self.core.arm(self, "lease_end", self.lent_until)
+
+
+def renew_all(self: RankCore, message: Renew, route: bytes) -> None:
+    self._answer_renew(message, list(message.keys), [], route)
+
+
+def no_margin(_timing: Any, _lease_seconds: float) -> float:
+    return 0.0
+
+
+def step_margin(timing: Any, _lease_seconds: float) -> float:
+    return float(timing.clock_step_seconds)
+
+
+def early_end(timing: Any, answered_at: float, tail_seconds: float) -> float:
+    return float(answered_at + (timing.lease_seconds + tail_seconds) / 2)
+
+
+def lease_only(timing: Any, answered_at: float, _tail_seconds: float) -> float:
+    return float(answered_at + timing.lease_seconds)
+
+
+def say_nothing(_self: RankCore, _message: Any, _route: bytes) -> None:
+    return
+
+
+def hear_as_own(self: RankCore, message: Any, route: bytes) -> None:
+    if isinstance(message, Renew):
+        self._hear_renew(message, route)
+    else:
+        self._hear_mover(message, route)
+
+
+_lease_for = OwnerTransfer.lease_for
+_hear = RankCore._hear
+
+
+def lease_for_newest(self: OwnerTransfer, mover: Sender, route: bytes) -> OwnerLeg | None:
+    for other in list(self.leases):
+        if other.rank == mover.rank and other != mover:
+            self.leases[other].fire("stopped")
+    return _lease_for(self, mover, route)
+
+
+def hear_and_end(self: RankCore, message: Any, route: bytes) -> None:
+    sender = getattr(message, "sender", None)
+    if sender is not None and sender.engine_id != self.sender.engine_id:
+        for owner in self.owners.values():
+            for mover, held in owner.leases.items():
+                if (mover.engine_id, mover.rank) == (sender.engine_id, sender.rank) and mover != sender:
+                    held.fire("lease_end")
+    _hear(self, message, route)
+
+
+def hear_any_attempt(self: RankCore, message: Any, route: bytes) -> None:
+    if hasattr(message, "key"):
+        message = replace(message, key=TransferKey(message.key.transfer_id, 0))
+    _hear(self, message, route)
+
+
+def lease_for_engine(self: OwnerTransfer, mover: Sender, route: bytes) -> OwnerLeg | None:
+    found = next((each for other, each in self.leases.items() if other.engine_id == mover.engine_id), None)
+    return found or _lease_for(self, mover, route)
+
+
+def lease_for_rank(self: OwnerTransfer, mover: Sender, route: bytes) -> OwnerLeg | None:
+    found = next((each for other, each in self.leases.items() if other.rank == mover.rank), None)
+    return found or _lease_for(self, mover, route)
+
+
+_acknowledge = OwnerLeg.acknowledge
+
+
+def acknowledge_all(self: OwnerLeg, payload: object) -> None:
+    _acknowledge(self, payload)
+    for other in self.transfer.leases.values():  # type: ignore[attr-defined]
+        if other is not self and other.state == "LENT" and self.state == "DONE":
+            other.fire("done")
+
+
+def answer_oldest(self: OwnerTransfer, _payload: object) -> None:
+    """The lease counts from the time of the question: nothing tells the mover that it has been answered."""
+    parked, self.parked = self.parked, {}
+    for mover, query in parked.items():
+        self.core.post(self, "query", Question(replace(query, sequence=0), self.leases[mover]))
+
+
+def expected_of_first(self: OwnerTransfer) -> frozenset[int] | None:
+    if not self.core.peers.known(self.layout_digest):
+        return None
+    plan = self.core.peers.plan(self.layout_digest, self.own_side)
+    return self._expected(plan.request(self.key.transfer_id, self.prompt_tokens, self.cached_tokens), 0)
+
+
+def any_over(self: PrefillBlockwise, _payload: object) -> bool:
+    return any(held.state in ("DONE", "STOPPED", "EXPIRED") for held in self.leases.values())
+
+
+_copies_of = runs.copies
+_first_byte = runs._first_byte
+
+
+def swapped(*arguments: Any, **named: Any) -> runs.Copies:
+    made = _copies_of(*arguments, **named)
+    return runs.Copies(np.array(made.target_addresses), np.array(made.source_addresses), made.lengths)
+
+
+def no_offset(_leg: Any, _shard: Any, region: Any) -> int:
+    return int(region.base_address)
