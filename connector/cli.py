@@ -213,6 +213,9 @@ def conform(
     running: Annotated[
         bool, typer.Option("--running", help="Let unfinished transfers be: the engines still run.")
     ] = False,
+    ended: Annotated[
+        bool, typer.Option("--ended", help="Let none be, also where a file has no end: all was over.")
+    ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="What was found, as JSON.")] = None,
 ) -> None:
     """Hold the traces of engines (trace_path) against the spec; end with 1 at the first broken rule.
@@ -222,7 +225,7 @@ def conform(
     from dfirst.spec.conform import conform as hold
 
     try:
-        found = hold(traces, running)
+        found = hold(traces, running, ended)
     except OSError as error:
         fail(f"cannot read the traces: {error}", status=2)
     if json_file is not None:

@@ -71,7 +71,7 @@ def run_demo(settings: DemoSettings, console: Console) -> DemoReport:
         model=f"the {settings.kind} demo model",
         prefill=str(settings.prefill),
         decode=str(settings.decode),
-        conformance=conform([traces]),
+        conformance=conform([traces], ended=True),
         # On a CPU vLLM keeps no prefixes of MLA models.
         caches_prefixes=settings.kind != "mla" or not runs_on_cpu(),
     )

@@ -59,9 +59,11 @@ class Conformance(msgspec.Struct, frozen=True, kw_only=True):
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
 
-def conform(given: Iterable[Path], running: bool = False) -> Conformance:
-    """Hold these files and directories against the spec. ``running`` takes the files as those of
-    processes that still run: an end line is then no promise that every transfer is over.
+def conform(given: Iterable[Path], running: bool = False, ended: bool = False) -> Conformance:
+    """Hold these files and directories against the spec.
+
+    A file with an end promises that every transfer is over (rule L1); ``running`` takes no file at its word,
+    and with ``ended`` those without an end promise it too: their processes were stopped when all was over.
 
     Raises ``OSError`` for a file that cannot be read.
     """
@@ -72,10 +74,10 @@ def conform(given: Iterable[Path], running: bool = False) -> Conformance:
         if text.start is None:
             violations += [text.broken] if text.broken else []
             continue
-        replay = Replay(text, must_end=not running)
+        replay = Replay(text, must_end=(text.ended or ended) and not running)
         found = replay.run()
         violations += [found] if found else []
-        if running or not text.ended:
+        if running or not (text.ended or ended):
             unfinished += [
                 Unfinished(str(text.path), entity.key.transfer, entity.machine, state)
                 for entity, state in replay.unfinished()

@@ -48,7 +48,7 @@ class Replay:
                 self._check_time(line)
             except BrokenRule as broken:
                 return self._violation(broken, number, line)
-        return self._text.broken
+        return self._text.broken or self._last()
 
     def unfinished(self) -> list[tuple[Entity, str]]:
         """Return the machines that are not at their end, with their states."""
@@ -57,6 +57,17 @@ class Replay:
             for entity, state in self.picture.states.items()
             if state not in FINAL.get(entity.machine, (FREED,))
         ]
+
+    def _last(self) -> Violation | None:
+        """After the last line: everything must be at its end, and nothing owed."""
+        number, line = self._text.lines[-1]
+        try:
+            if self._must_end:
+                self._settle()
+                self._check_ended()
+        except BrokenRule as broken:
+            return self._violation(broken, number, line)
+        return None
 
     def _violation(self, broken: BrokenRule, number: int, line: Line) -> Violation:
         return Violation(
@@ -87,8 +98,6 @@ class Replay:
             self.picture.expects(line)
         elif isinstance(line, EndLine):
             self._settle()
-            if self._must_end:
-                self._check_ended()
 
     def _settle(self) -> None:
         self._dues.settle()
@@ -280,7 +289,7 @@ class Replay:
             whose = f" of request {entity.peer}" if entity.machine.endswith("_request") else ""
             whose = f" with {entity.peer}" if entity.machine in FINAL else whose
             raise BrokenRule(
-                "L1", f"the process ends and {entity.machine}{whose} is still {state}", entity.key.transfer
+                "L1", f"the trace ends here and {entity.machine}{whose} is still {state}", entity.key.transfer
             )
 
 

@@ -296,3 +296,16 @@ def test_running_engines_may_be_in_the_middle_of_it(tmp_path: Path) -> None:
     assert [one.machine for one in conform([tmp_path / "pull"], running=True).unfinished] == [
         "prefill_blockwise"
     ]
+
+
+def test_a_trace_without_ends_may_be_told_that_all_was_over(tmp_path: Path) -> None:
+    recording = Recording(tmp_path, "pull")
+    file = recording.of("P0")
+    lines = recording.lines(file)[:-1]
+    assert recording.broken(file, lines) == ""
+    cut = without("PB29")(lines)
+    file.write_text("".join(json.dumps(line) + "\n" for line in cut))
+    assert conform([tmp_path / "pull"]).violation is None
+    violation = conform([tmp_path / "pull"], ended=True).violation
+    assert violation is not None
+    assert (violation.rule, violation.line) == ("L1", len(cut))
