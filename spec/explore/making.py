@@ -127,6 +127,21 @@ def refused_used() -> Change:
     return change
 
 
+def counted(name: str, method: Method) -> Change:
+    """The mover counts its lease in another way, also where it asks whether anything is left of it."""
+
+    @contextmanager
+    def change(_habits: Habits) -> Iterator[None]:
+        with (
+            patched(MoverLeg, "grant_still_runs", guard(always)),
+            patched(MoverLeg, name, method),
+            machine("mover_leg", load_machine("mover_leg")),
+        ):
+            yield
+
+    return change
+
+
 def late_mover() -> Change:
     def runs_late(self: RankCore, leg: LegKey, now: float) -> bool:
         transfer = self.movers.get(leg.key)

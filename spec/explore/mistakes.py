@@ -14,7 +14,19 @@ from dfirst.protocol.prefill_blockwise import PrefillBlockwise
 from dfirst.protocol.rank import RankCore
 
 from .alterations import BOTH, Mutant
-from .making import any_number, bound, habit, late_mover, method, refused_used, revived, rows, tail, values
+from .making import (
+    any_number,
+    bound,
+    counted,
+    habit,
+    late_mover,
+    method,
+    refused_used,
+    revived,
+    rows,
+    tail,
+    values,
+)
 from .misdeeds import (
     acknowledge_all,
     answer_oldest,
@@ -60,13 +72,13 @@ def _leases() -> Iterator[Mutant]:
         "R1 arrival",
         "the mover counts from the answer's arrival",
         BOTH,
-        method(MoverLeg, "_extend", extend_now),
+        counted("_extend", extend_now),
     )
     yield Mutant(
         "R1 latest",
         "the mover counts from its latest question",
         BOTH,
-        bound(MoverLeg, "take_lease", effect(take_latest)),
+        counted("take_lease", effect(take_latest)),
     )
     yield Mutant(
         "R1 back",

@@ -31,6 +31,8 @@ class Step(NamedTuple):
     core: int
     effects: tuple[tuple[Any, ...], ...]
     numbering: Numbering | None
+    gave_up: bool = False
+    """Whether the query time-out ended a wait."""
 
 
 class LegSite(NamedTuple):
@@ -50,11 +52,13 @@ class Watcher:
 
     def __init__(self) -> None:
         self.rows: set[str] = set()
+        self.just_taken: list[str] = []
         self.unexpected: set[str] = set()
         self.strict = True
 
     def stepped(self, entity: Any, row: TransitionSpec, source: str) -> None:
         self.rows.add(row.id)
+        self.just_taken.append(row.event)
 
     def unheard(self, entity: Any, event: str, expected: bool) -> None:
         if not expected:
@@ -158,6 +162,7 @@ class Ranks:
         if event[0] == PASS:
             made.now = float(self.sites.rate_of[self.site[core]])
             return Step(self._keep(core, made)[0], (), None)
+        self.watcher.just_taken.clear()
         try:
             effects = made.tick(0.0) if event[0] == TICK else made.handle(self._event(event), 0.0)
         except Violation:
@@ -167,7 +172,8 @@ class Ranks:
         number, numbering = self._keep(core, made)
         if event[0] == HEAR:
             self._check_answer(core, number, self.post.letters[event[1]].message, effects)
-        return Step(number, self._effects(core, effects, numbering), numbering)
+        gave_up = "silence" in self.watcher.just_taken
+        return Step(number, self._effects(core, effects, numbering), numbering, gave_up)
 
     def _check_answer(self, core: int, became: int, message: Message, effects: list[Effect]) -> None:
         """What was meant for another incarnation changes nothing and is told so; last words are answered."""

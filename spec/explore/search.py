@@ -15,7 +15,7 @@ from hashlib import blake2b
 
 from .bytes_check import check_bytes
 from .configuration import Configuration
-from .state import HARSH, Action, State
+from .state import HARSH, LATE, Action, State
 from .telling import Line, sentence, tell
 from .violation import Violation
 from .world import World
@@ -152,7 +152,7 @@ class Search:
         used = self.world.configuration.faults - state.left
         self.forgotten.append(all(core < 0 or self.world.ranks.empty[core] for core in state.cores))
         self.served.append(not self.world.requests.waiting(state))
-        self.mild.append(255 if state.marks & HARSH else used)
+        self.mild.append(255 if state.marks & (HARSH | LATE) else used)
         return number
 
     # Rule L1

@@ -15,7 +15,7 @@ ANNOUNCED, P_LATE, D_LATE, COMPUTE_LATE, TWICE = 1, 2, 4, 8, 16
 IDLE, RUNNING, DONE, OVER, ABORTING = range(5)
 """Stages of a request. On D, RUNNING is loading; OVER has nothing left that vLLM waits for."""
 FREE, HELD, RELEASED = range(3)
-HARSH, ASKED = 1, 256
+HARSH, ASKED, LATE, NETTED = 1, 256, 512, 1024
 
 
 class State(NamedTuple):
@@ -41,8 +41,9 @@ class State(NamedTuple):
     left: int
     """Faults that may still come."""
     marks: int
-    """``HARSH`` if something came that only a time-out can end, ``ASKED`` if somebody asked for the end;
-    the bits between: sites whose commands are late."""
+    """``HARSH`` if something came that only a time-out can end, ``ASKED`` if somebody asked for the end,
+    ``LATE`` if a part of the story took its time, ``NETTED`` if the network did something; the bits between:
+    sites whose commands are late."""
 
 
 class Draft:

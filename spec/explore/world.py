@@ -16,7 +16,7 @@ from .ranks import DEAD, ENDED, HEAR, PASS, REPORT, SEND, START, TAKEN, TELL, TI
 from .requests import Requests
 from .schedulers import Schedulers
 from .sites import D, P, Sites
-from .state import ASKED, GHOST, HARSH, JOB_BROKEN, JOB_SLOW, Action, Draft, Job, State
+from .state import ASKED, GHOST, HARSH, JOB_BROKEN, JOB_SLOW, LATE, NETTED, Action, Draft, Job, State
 from .violation import Violation
 
 STORY_MOVES = frozenset(("prefill", "compute", "finish", "decode"))
@@ -173,10 +173,17 @@ class World:
         draft = Draft(state)
         if cost != FREE:
             draft.left -= 1
-            if cost == FAULT and action[0] not in NETWORK_FAULTS:
-                draft.marks |= ASKED if action[0] in self._polite else HARSH
+            if cost == FAULT:
+                draft.marks |= self._mark(action[0])
         self._do(draft, action)
         return draft.freeze()
+
+    def _mark(self, fault: str) -> int:
+        if fault in NETWORK_FAULTS:
+            return NETTED
+        if fault in self._polite:
+            return ASKED
+        return LATE if fault in ("late", "late_step") else HARSH
 
     def _do(self, draft: Draft, action: Action) -> None:
         name = action[0]
@@ -244,6 +251,9 @@ class World:
     def _take(self, draft: Draft, site: int, event: tuple[int, ...]) -> None:
         step = self.ranks.step(draft.cores[site], event)
         draft.cores[site] = step.core
+        if step.gave_up and not draft.marks & (HARSH | NETTED):
+            name = self.sites.names[site]
+            raise Violation("R9", f"{name} gives a peer up that answers, be it with WAIT")
         if step.numbering is not None:
             self._renumber(draft, site, step)
         for effect in step.effects:
@@ -261,7 +271,7 @@ class World:
     def _report(self, draft: Draft, site: int, key: int, outcome: str, request_id: str) -> None:
         self.memory.released(draft, site, key, outcome)
         used = self.configuration.faults - draft.left
-        if outcome == FAILED and not draft.marks & (HARSH | ASKED) and used < len(self.bounds):
+        if outcome == FAILED and not draft.marks & (HARSH | ASKED | LATE) and used < len(self.bounds):
             text = (
                 f"{self.sites.names[site]} fails a transfer that met nothing worse than {used} lost letters"
             )
