@@ -20,11 +20,11 @@ $(READY): requirements-cpu.lock pyproject.toml tests/ci/install.sh tests/ci/syst
 demo: $(READY) ## prompts through real engines in both modes, checked token for token; writes demo.json
 	@"$(VENV)/bin/dfirst" demo $(DEMO_ARGS)
 
-test: lint ## everything, with real engines (about 15 minutes)
-	@"$(VENV)/bin/python" -m pytest $(PYTEST_ARGS)
+test: test-fast ## everything, with real engines (about 15 minutes)
+	@"$(VENV)/bin/python" -m pytest -m e2e $(PYTEST_ARGS)
 
 test-fast: lint ## what starts no vLLM server (under 90 seconds)
-	@"$(VENV)/bin/python" -m pytest -m "not e2e" $(PYTEST_ARGS)
+	@"$(VENV)/bin/python" -m pytest -m "not e2e" -n 2 --dist loadfile $(PYTEST_ARGS)
 
 bench-core: $(READY) ## what a transfer costs the core, and that it costs the same beside 10,000 others
 	@"$(VENV)/bin/python" -m dfirst.spec.bench
