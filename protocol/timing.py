@@ -35,7 +35,10 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     tombstone_seconds: float = 300.0
-    """How long a rank remembers a freed transfer, so that late and repeated messages are answered right."""
+    """How long a rank remembers a freed transfer, so that late and repeated messages are answered right.
+    Longer than its last word is repeated and than any message lives: else a word of the first transfer
+    could end the lease of a second one of the same name.
+    """
 
     copy_timeout_seconds: float = 30.0
     """The longest time a batch of copies may take in the engine (rules R2 and R3)."""
