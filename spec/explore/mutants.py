@@ -11,6 +11,7 @@ import multiprocessing
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -59,6 +60,16 @@ class Verdict:
 def all_mutants() -> list[Mutant]:
     """Return every mutant there is."""
     return [*mistakes(), *spec_mutants()]
+
+
+def named_change(name: str, habits: Habits) -> AbstractContextManager[None]:
+    """Return the change of a mutant to be made; no change for no name."""
+    if not name:
+        return nullcontext()
+    found = [mutant for mutant in all_mutants() if mutant.name == name]
+    if not found:
+        raise ValueError(f"there is no mutant {name!r}")
+    return found[0].change(habits)
 
 
 def hunt(only: str, json_file: Path | None, console: Console) -> bool:

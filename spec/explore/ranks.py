@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from dfirst.protocol.commands import Collected, Command, CopyEnded, CoreEvent, LegKey, MessageReceived
 from dfirst.protocol.effects import Effect, Reply, Report, Send, StartCopies
-from dfirst.protocol.messages import Cancel, Done, Layout, Message, Query, Renew, Stopped
+from dfirst.protocol.messages import Cancel, Done, Layout, Message, Metadata, Query, Renew, Stopped
 from dfirst.protocol.peers import PeerBook
 from dfirst.protocol.rank import RankCore
 from dfirst.protocol.specification import TransitionSpec
@@ -189,6 +189,10 @@ class Ranks:
         before, after = _lease_ends(self.codes[core]), _lease_ends(self.codes[became])
         if any(after.get(leg, until) < until for leg, until in before.items()):
             raise Violation("R1", f"{type(message).__name__} moves the end of a lease back at {name}")
+        if isinstance(message, Metadata) and message.sequence in _asked(self.codes[core], message):
+            asking = _asked(self.codes[became], message)
+            if asking and "Query" not in said:
+                raise Violation("R9", f"{name} does not ask again at once for a grant that was too short")
         if isinstance(message, Done | Stopped | Cancel) and "Ack" not in said:
             raise Violation("R8", f"{name} does not acknowledge {type(message).__name__}")
 
@@ -268,6 +272,12 @@ class Ranks:
             for digest in known:
                 book.learn(self._directories[digest])
         return book
+
+
+def _asked(code: Code, answer: Metadata) -> list[int]:
+    """Return the numbers of the questions that this answer's owner has not answered."""
+    legs = (leg for mover in code[MOVERS] if mover[1] == answer.key for leg in mover[-1])
+    return [number for leg in legs if leg[0].incarnation == answer.sender.incarnation for number, _ in leg[5]]
 
 
 def _lease_ends(code: Code) -> dict[Any, float]:

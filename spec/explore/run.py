@@ -16,9 +16,12 @@ from rich.table import Table
 
 from .chart import mermaid_chart, text_chart
 from .configuration import Configuration
+from .memory import Habits
 from .scenario import read_head, replay, write_scenario
 from .search import Result, Search
 from .sites import Sites
+from .telling import Line
+from .violation import Violation
 from .world import World
 from .worlds import FULL, QUICK, named
 
@@ -54,22 +57,33 @@ def explore(quick: bool, name: str | None, json_file: Path | None, scenarios: Pa
 
 
 def replay_file(path: Path, console: Console) -> bool:
-    """Replay a scenario file; return whether it ended in no violation."""
+    """Replay a scenario file, with its mutant if it names one; return whether it ended in no violation."""
+    from .mutants import named_change
+
     head = read_head(path)
-    world = World(named(head["configuration"], quick=False))
-    lines, violation = _replayed(path, world, head)
+    if "configuration" not in head:
+        raise ValueError(f"{path} does not begin with the name of a configuration")
+    habits = Habits()
+    with named_change(head.get("mutant", ""), habits):
+        names, lines, violation = _replayed(path, head["configuration"], habits)
     ending = str(violation) if violation else "no rule"
-    console.print(text_chart(world.sites.names, lines, ending), markup=False, highlight=False, soft_wrap=True)
+    console.print(text_chart(names, lines, ending), markup=False, highlight=False, soft_wrap=True)
     return violation is None
 
 
-def _replayed(path: Path, world: World, head: dict[str, str]) -> tuple[list[Any], Any]:
-    """A file may come from the set of the same name with fewer faults: both are tried."""
-    try:
-        return replay(path, world)
-    except ValueError:
-        quick = World(named(head["configuration"], quick=True))
-        return replay(path, quick)
+def _replayed(path: Path, name: str, habits: Habits) -> tuple[list[str], list[Line], Violation | None]:
+    """A file may come from either set's world of that name: the one with more faults is tried first."""
+    for quick in (False, True):
+        world = World(named(name, quick), habits)
+        world.watcher.strict = False
+        try:
+            lines, violation = replay(path, world)
+        except ValueError:
+            if quick:
+                raise
+            continue
+        return world.sites.names, lines, violation
+    raise ValueError(f"{path} cannot be replayed")
 
 
 def show(result: Result, scenarios: Path, console: Console, mutant: str = "") -> None:

@@ -6,10 +6,12 @@ import pytest
 from dfirst.spec.explore.chart import mermaid_chart, text_chart
 from dfirst.spec.explore.memory import Habits
 from dfirst.spec.explore.mutants import Measure, all_mutants, measured, tried
+from dfirst.spec.explore.run import replay_file
 from dfirst.spec.explore.scenario import read_head, replay, write_scenario
 from dfirst.spec.explore.search import Search
 from dfirst.spec.explore.world import World
 from dfirst.spec.explore.worlds import HUNT, QUICK
+from rich.console import Console
 
 ALL_ROWS = frozenset().union(*(mutant.rows for mutant in all_mutants()))
 SMALLEST = {configuration.name: configuration for configuration in HUNT}
@@ -63,6 +65,7 @@ def test_the_way_to_a_violation_is_told_and_can_be_taken_again(tmp_path):
         again = World(configuration, habits)
         again.watcher.strict = False
         lines, violation = replay(path, again)
+    assert not replay_file(path, Console(quiet=True))
     assert [line.text for line in lines] == [line.text for line in found.lines]
     assert violation is not None
     assert violation.rule == found.rule == "L1"
