@@ -56,8 +56,8 @@ def effect(method: Callable[..., None]) -> Callable[..., None]:
 class BoundMachine:
     """A machine of the spec, ready to move objects of one class.
 
-    ``altered`` stands in for the spec's own machine where somebody wants to see what a change to it breaks; it
-    need not use everything that the class has.
+    ``altered`` stands in for the spec's own machine where somebody wants to see what a change to it breaks;
+    it need not use everything that the class has.
     """
 
     def __init__(self, name: str, model: type, altered: MachineSpec | None = None) -> None:
