@@ -160,6 +160,7 @@ class Ranks:
         layout = event[0] == HEAR and isinstance(self.post.letters[event[1]].message, Layout)
         made = self.revive(core, own_book=layout)
         if event[0] == PASS:
+            self._check_leases(core)
             made.now = float(self.sites.rate_of[self.site[core]])
             return Step(self._keep(core, made)[0], (), None)
         self.watcher.just_taken.clear()
@@ -174,6 +175,12 @@ class Ranks:
             self._check_answer(core, number, self.post.letters[event[1]].message, effects)
         gave_up = "silence" in self.watcher.just_taken
         return Step(number, self._effects(core, effects, numbering), numbering, gave_up)
+
+    def _check_leases(self, core: int) -> None:
+        """When time goes on, no mover goes on in a lease that has run out."""
+        if not self.due[core] and any(until <= 0 for until in _lease_ends(self.codes[core]).values()):
+            name = self.sites.names[self.site[core]]
+            raise Violation("R2", f"{name} goes on with copies after the end of its lease")
 
     def _check_answer(self, core: int, became: int, message: Message, effects: list[Effect]) -> None:
         """What was meant for another incarnation changes nothing and is told so; last words are answered."""
