@@ -122,7 +122,13 @@ def up(
     from .demo_model import make_model
     from .launch import LaunchError
     from .local_set import LocalSetSpec
+    from .processes import check_port
     from .up import run_up
+
+    try:
+        check_port(host, port)
+    except LaunchError as error:
+        fail(str(error), status=2)
 
     work = work_dir.resolve()
     console = new_console()
@@ -166,10 +172,13 @@ def router(
 
     dfirst router --prefill http://10.0.0.1:8100 --decode http://10.0.0.2:8200
     """
+    from .launch import LaunchError
+    from .processes import check_port
     from .router.server import run_router
     from .router.settings import RouterSettings, parse_mode
 
     try:
+        check_port(host, port)
         settings = RouterSettings(
             prefill=tuple(prefill),
             decode=tuple(decode),
@@ -178,7 +187,7 @@ def router(
             mode=parse_mode(mode.value),
             advertised_host=advertised_host,
         )
-    except ValueError as error:
+    except (ValueError, LaunchError) as error:
         fail(str(error), status=2)
     run_router(settings)
 
@@ -199,6 +208,8 @@ def diagrams(
             drawing.write(out)
         except DotMissing as error:
             fail(str(error))
+        except OSError as error:
+            fail(f"the diagrams cannot be written to {out}: {error.strerror}", status=2)
         typer.echo(f"written to {out}")
         return
     stale = drawing.check(out)

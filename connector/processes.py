@@ -43,6 +43,20 @@ def free_port(host: str = "127.0.0.1") -> int:
             return port
 
 
+def check_port(host: str, port: int) -> None:
+    """Raise `LaunchError` if somebody listens there already; 0 asks for any free port and is always well."""
+    if not port:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise LaunchError(
+                f"port {port} of {host} cannot be used: {error.strerror}; name another one with --port"
+            ) from error
+
+
 class Child:
     """One child process with its log file. Start it from the main thread: the kernel's word that the
     parent has died is bound to the thread that forked."""

@@ -70,7 +70,7 @@ def _size_reasons(prefill: Directory, decode: Directory) -> Iterator[str]:
     shards = [entry.shard for entry in (*prefill.ranks, *decode.ranks)]
     block_sizes = sorted({shard.block_size for shard in shards})
     if len(block_sizes) > 1:
-        yield f"block sizes differ ({_listed(block_sizes)} tokens)"
+        yield f"block sizes differ ({_listed(block_sizes)} tokens): start both with the same --block-size"
     heads = sorted({shard.total_kv_heads for shard in shards})
     if len(heads) > 1:
         yield f"the number of KV heads differs ({_listed(heads)})"

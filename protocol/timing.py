@@ -40,10 +40,10 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     could end the lease of a second one of the same name.
     """
 
-    copy_timeout_seconds: float = 30.0
+    copy_timeout_seconds: float = 10.0
     """The longest time a batch of copies may take in the engine (rules R2 and R3)."""
 
-    quarantine_seconds: float = 30.0
+    quarantine_seconds: float = 10.0
     """After a batch that failed, how long its copies count as still in flight where the engine cannot tell
     (rule R4).
     """

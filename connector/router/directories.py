@@ -3,8 +3,7 @@
 Block-wise D-first the decode engine hears of a transfer while the prompt is still being computed, so it has
 to be told beforehand whose blocks it will read. An engine says where its ranks are with every prompt that
 it computes; the newest word counts, since a restarted engine has other addresses. An API server may front
-several data-parallel engines: each is known by its own id, and a request is pinned to the one that was
-named.
+several data-parallel engines: each is known by its rank, and a request is pinned to the one that was named.
 """
 
 import re
@@ -15,7 +14,6 @@ from .cancel import RankAddress
 
 RANK_IN_ID = re.compile(r"_dp(\d+)$")
 """How vLLM names the engine of a data-parallel rank."""
-MAX_ENGINES = 4096
 
 
 class PrefillAddress(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,18 +45,21 @@ class Directories:
         except msgspec.ValidationError:
             return
         engines = self._known.setdefault(url, {})
-        engines.pop(address.remote_engine_id, None)
-        if len(engines) < MAX_ENGINES:
-            engines[address.remote_engine_id] = address
+        rank = address.data_parallel_rank or ""
+        before = engines.get(rank)
+        if before is not None and before.layout_digest != address.layout_digest:
+            # Restarted, and with it whatever else stands behind this API server.
+            engines.clear()
+        engines[rank] = address
 
     def take(self, url: str) -> PrefillAddress | None:
         """Return one of the engines behind this URL, each in its turn; None if none is known."""
         engines = self._known.get(url)
         if not engines:
             return None
-        engine_id = next(iter(engines))
-        address = engines.pop(engine_id)
-        engines[engine_id] = address
+        rank = next(iter(engines))
+        address = engines.pop(rank)
+        engines[rank] = address  # now the last in the order
         return address
 
     def forget(self, url: str) -> None:

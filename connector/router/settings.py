@@ -92,6 +92,10 @@ def check_engine_urls(role: str, urls: tuple[str, ...]) -> None:
         )
     for url in urls:
         parts = urlsplit(url)
+        try:
+            _ = parts.port  # reading it is what checks it
+        except ValueError as error:
+            raise ValueError(f"{role} engine {url!r} names a port that cannot be: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{role} engine {url!r} is no address: write it like http://host:8100")
     if len(set(urls)) != len(urls):

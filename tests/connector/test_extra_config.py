@@ -59,7 +59,7 @@ def test_one_port_is_a_range_too() -> None:
         ({"port_range": "65000-70000"}, ["within 1-65535"]),
         ({"query_retry_seconds": 10}, ["query_retry_seconds is 10", "query_timeout_seconds, 10"]),
         ({"lease_seconds": 0.01}, ["lease_seconds is 0.01", "clocks"]),
-        ({"transfer_deadline_seconds": 30}, ["transfer_deadline_seconds is 30", "65"]),
+        ({"transfer_deadline_seconds": 20}, ["transfer_deadline_seconds is 20", "25"]),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(settings: dict, words: list[str]) -> None:

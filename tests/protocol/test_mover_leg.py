@@ -244,7 +244,9 @@ def test_a_writer_repeats_its_word_for_as_long_as_the_owner_waits():
     world = copying(layerwise=True)
     world.lose()
     world.finish_copies("P0")
-    world.advance(50)
+    timing = world.timing
+    owner_waits = timing.lease_seconds + timing.copy_timeout_seconds + timing.stall_allowance_seconds
+    world.advance(owner_waits - 5)
     world.lose_nothing()
     world.advance(1)
     assert world.reports == [("D0", "received")]

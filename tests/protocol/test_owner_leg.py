@@ -182,7 +182,9 @@ def test_a_writer_that_says_less_is_waited_for_as_configured():
     world.accept()
     query(world, "P0", "D0", tail=0.0)
     [held] = world.cores["D0"].owners[KEY].leases.values()
-    assert held.lent_until == world.now + world.timing.lease_seconds + 35.0
+    timing = world.timing
+    tail = timing.copy_timeout_seconds + timing.stall_allowance_seconds
+    assert held.lent_until == world.now + timing.lease_seconds + tail
 
 
 def test_a_writer_that_may_write_for_ever_is_lent_nothing():

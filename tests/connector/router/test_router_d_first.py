@@ -88,6 +88,16 @@ def test_a_restarted_prefill_engine_is_cancelled_at_its_old_and_its_new_ranks(
     assert sorted(told, key=str) == sorted([P_RANKS, new_ranks], key=str)
 
 
+def test_an_engine_that_was_restarted_meanwhile_is_known_by_its_new_address(
+    make_router: MakeRouter, p: FakePrefillEngine, d: FakeDecodeEngine
+) -> None:
+    router = known(make_router, p)
+    p.grant_changes = {"layout_digest": "new", "remote_engine_id": "restarted_dp0", "remote_port": 7500}
+    assert router.complete("blockwise").status_code == 200
+    assert router.complete(MODE).status_code == 200
+    assert (d.params[2]["remote_engine_id"], d.params[2]["remote_port"]) == ("restarted_dp0", 7500)
+
+
 def test_engines_of_an_api_server_take_turns(
     make_router: MakeRouter, p: FakePrefillEngine, d: FakeDecodeEngine
 ) -> None:
