@@ -6,7 +6,7 @@ from dfirst.connector.engine_spec import Mode
 
 from .engines import EngineHouse, assert_equal, prompts
 
-LAYOUTS: tuple[tuple[Kind, int, int], ...] = (("gqa", 2, 1), ("gqa", 1, 2), ("mla", 1, 1), ("mla", 2, 1))
+LAYOUTS: tuple[tuple[Kind, int, int], ...] = (("gqa", 2, 1), ("gqa", 1, 2), ("mla", 2, 1))
 MODES: tuple[Mode, ...] = ("blockwise", "blockwise-d-first", "layerwise")
 TOKENS = (20, 64, 100, 600)
 """Shorter than a block, whole blocks, ending inside a block, and several chunks."""
