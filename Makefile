@@ -24,7 +24,7 @@ test: test-fast ## everything, with real engines (about 15 minutes)
 	@"$(VENV)/bin/python" -m pytest -m e2e $(PYTEST_ARGS)
 
 test-fast: lint ## what starts no vLLM server (under 90 seconds)
-	@"$(VENV)/bin/python" -m pytest -m "not e2e" -n 2 --dist loadfile $(PYTEST_ARGS)
+	@"$(VENV)/bin/python" -m pytest -m "not e2e" -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 bench-core: $(READY) ## what a transfer costs the core, and that it costs the same beside 10,000 others
 	@"$(VENV)/bin/python" -m dfirst.spec.bench
