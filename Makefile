@@ -20,7 +20,7 @@ $(READY): requirements-cpu.lock pyproject.toml tests/ci/install.sh tests/ci/syst
 demo: $(READY) ## prompts through real engines in both modes, checked token for token; writes demo.json
 	@"$(VENV)/bin/dfirst" demo $(DEMO_ARGS)
 
-test: test-fast ## everything, with real engines (about 15 minutes)
+test: test-fast ## everything, with real engines (about 20 minutes)
 	@"$(VENV)/bin/python" -m pytest -m e2e $(PYTEST_ARGS)
 
 test-fast: lint ## what starts no vLLM server (under 90 seconds)
