@@ -51,11 +51,6 @@ class CoreEntity:
         """Who hears of this object's steps."""
         return self.core.observer
 
-    @property
-    def peer_name(self) -> str | None:
-        """The peer rank, for objects that stand for one."""
-        return None
-
     def fire(self, event: str, payload: object = None) -> bool:
         """Give the object an event now; return whether a row of the spec took it."""
         return self.machine.fire(self, event, payload)

@@ -89,11 +89,6 @@ class RequestEntity:
         """Who hears of this object's steps."""
         return self.core.observer
 
-    @property
-    def peer_name(self) -> str | None:
-        """A request stands for no peer."""
-        return None
-
     def fire(self, event: str, payload: object = None) -> bool:
         """Give the request an event; return whether a row of the spec took it."""
         return self.machine.fire(self, event, payload)
