@@ -1,8 +1,9 @@
 """Feeds the layers of pushed prompts to the data path as they are computed.
 
 A push has legs, and a leg may be lent before or after the layers that it needs are computed; what is
-computed early is kept here and sent when the leg opens. Only blocks that a chunk completes are sent, and
-the last one of the prompt, so nothing is sent twice unless a preempted prompt is computed again.
+computed early is kept here and sent when the leg opens. Only tokens of blocks that a chunk completes are
+sent, on all ranks alike, and the rest when the prompt is complete, so nothing is sent twice unless a
+preempted prompt is computed again.
 
 A leg ends well only if every layer of every chunk was handed over. What cannot be handed over, or was not
 computed where vLLM says it was, stops the leg: the decode side then computes the prompt itself.
@@ -13,13 +14,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-
 from ..protocol.commands import LegKey
 from ..protocol.copies import Copies, copies
 from ..protocol.effects import StartCopies
 from ..protocol.messages import TransferKey
 from ..protocol.shards import Shard
+from ..protocol.tokens import blocks_needed
 from .step import Chunk
 
 logger = logging.getLogger(__name__)
@@ -56,17 +56,18 @@ class Layer:
 class _Piece:
     layer: Layer
     block_ids: tuple[int, ...]
-    first_block: int
+    """The request's, from its first token on."""
+    tokens: range
 
 
 @dataclass
 class _Feed:
     """One prompt."""
 
-    cached_blocks: int = 0
-    """Blocks at its start that the decode side has."""
-    sent_blocks: int = 0
-    """Blocks at its start whose layers were all handed over."""
+    cached_tokens: int = 0
+    """Tokens at its start that the decode side has."""
+    sent_tokens: int = 0
+    """Tokens at its start whose layers were all handed over."""
     pieces: list[_Piece] = field(default_factory=list)
     """What legs that open later still need."""
     legs: dict[LegKey, StartCopies] = field(default_factory=dict)
@@ -82,9 +83,8 @@ class _Part:
 
     chunk: Chunk
     feed: _Feed
-    first_block: int
-    end_block: int
-    block_ids: tuple[int, ...]
+    tokens: range
+    """What can be sent after it and was not sent before."""
 
 
 class PushFeed:
@@ -102,8 +102,7 @@ class PushFeed:
 
     def started(self, key: TransferKey, cached_tokens: int) -> None:
         """A prompt will be pushed; the decode side has its first ``cached_tokens``."""
-        cached_blocks = cached_tokens // self._shard.block_size
-        self._feeds.setdefault(key, _Feed(cached_blocks=cached_blocks, sent_blocks=cached_blocks))
+        self._feeds.setdefault(key, _Feed(cached_tokens=cached_tokens, sent_tokens=cached_tokens))
 
     def ended(self, key: TransferKey) -> None:
         """The prompt's pushes are over, well or not."""
@@ -116,7 +115,7 @@ class PushFeed:
             if feed is None:
                 continue
             feed.pieces.clear()
-            feed.sent_blocks = feed.cached_blocks
+            feed.sent_tokens = feed.cached_tokens
             for leg in feed.legs:
                 self._pushes.drop_queued(leg_name(leg))
             if feed.complete:
@@ -137,8 +136,8 @@ class PushFeed:
         """The pass has written this layer's cache, for all its chunks."""
         self._computed.add(layer.number)
         for part in self._step:
-            if part.block_ids:
-                piece = _Piece(layer, part.block_ids, part.first_block)
+            if part.tokens:
+                piece = _Piece(layer, part.chunk.block_ids, part.tokens)
                 part.feed.pieces.append(piece)
                 for leg in part.feed.legs.values():
                     self._push(leg, piece)
@@ -148,10 +147,10 @@ class PushFeed:
         missing = sorted(self._layers - self._computed)
         for part in self._step:
             feed = part.feed
-            feed.sent_blocks = part.end_block
+            feed.sent_tokens = part.tokens.stop
             if missing:
                 self._break(part, f"vLLM did not say that layers {missing} were computed")
-            elif len(part.block_ids) != part.end_block - part.first_block:
+            elif len(part.chunk.block_ids) < blocks_needed(self._shard, part.tokens.stop):
                 self._break(
                     part, f"{len(part.chunk.block_ids)} blocks cannot hold {part.chunk.end_token} tokens"
                 )
@@ -171,7 +170,7 @@ class PushFeed:
         feed = self._feeds.get(key)
         if feed is None or feed.broken:
             raise ValueError(feed.broken if feed else "no such prompt is pushed here")
-        end = -(-started.prompt_tokens // self._shard.block_size)
+        end = blocks_needed(started.peer.shard, started.prompt_tokens)
         if len(started.remote_blocks) < end:
             raise ValueError(f"{len(started.remote_blocks)} blocks were lent where the prompt has {end}")
         early = [(piece, self._copies(started, piece)) for piece in feed.pieces]
@@ -183,10 +182,13 @@ class PushFeed:
             self._pushes.close_push(name)
 
     def _part(self, chunk: Chunk, feed: _Feed) -> _Part:
-        whole, rest = divmod(chunk.end_token, self._shard.block_size)
-        end_block = max(whole + (1 if rest and chunk.last else 0), feed.sent_blocks)
-        blocks = chunk.block_ids[feed.sent_blocks : end_block]
-        return _Part(chunk, feed, feed.sent_blocks, end_block, blocks)
+        # A block that is not full yet waits: it moves in fewer runs when it is, or must move whole.
+        end = (
+            chunk.end_token
+            if chunk.last
+            else chunk.end_token - chunk.end_token % self._shard.virtual_block_size
+        )
+        return _Part(chunk, feed, range(feed.sent_tokens, max(end, feed.sent_tokens)))
 
     def _break(self, part: _Part, reason: str) -> None:
         logger.error("%s: the push ends: %s", part.chunk.key.transfer_id, reason)
@@ -205,13 +207,13 @@ class PushFeed:
             self._pushes.stop(name)
 
     def _copies(self, leg: StartCopies, piece: _Piece) -> Copies:
-        end = piece.first_block + len(piece.block_ids)
         return copies(
             leg.plan,
             self._shard,
             leg.peer.shard,
-            np.asarray(piece.block_ids, dtype=np.int64),
-            np.asarray(leg.remote_blocks[piece.first_block : end], dtype=np.int64),
+            piece.block_ids,
+            leg.remote_blocks,
+            piece.tokens,
             [piece.layer.number],
         )
 

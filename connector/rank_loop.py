@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
-import numpy as np
 import zmq
 
 from ..protocol.commands import (
@@ -306,18 +305,15 @@ def about(value: object) -> str:
 
 
 def pulled(started: StartCopies, own: Shard) -> Copies:
-    """Return what a pull moves: every block from the end of the cached prefix to the end of the prompt.
+    """Return what a pull moves: every token from the end of the cached prefix to the end of the prompt.
 
     Raises ``ValueError`` if the owner lent fewer blocks than that, or none of its own.
     """
-    first = started.cached_tokens // own.block_size
-    end = -(-started.prompt_tokens // own.block_size)
-    if len(started.remote_blocks) < end:
-        raise ValueError(f"{len(started.remote_blocks)} blocks were lent where the prompt has {end}")
     return copies(
         started.plan,
         started.peer.shard,
         own,
-        np.asarray(started.remote_blocks[first:end], dtype=np.int64),
-        np.asarray(started.local_blocks[first:end], dtype=np.int64),
+        started.remote_blocks,
+        started.local_blocks,
+        range(started.cached_tokens, started.prompt_tokens),
     )

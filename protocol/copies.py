@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from .plan import Leg
 from .shards import Region, Shard
+from .tokens import blocks_needed
 
 Int64Array = npt.NDArray[np.int64]
 _NOTHING: Int64Array = np.empty(0, dtype=np.int64)
@@ -67,22 +68,31 @@ def copies(
     target: Shard,
     source_blocks: Sequence[int] | Int64Array,
     target_blocks: Sequence[int] | Int64Array,
+    tokens: range,
     layers: Sequence[int] | None = None,
 ) -> Copies:
-    """Return the runs that move whole blocks of a leg from the prefill shard to the decode shard.
+    """Return the runs that move some tokens of a leg from the prefill shard to the decode shard.
 
-    ``source_blocks[i]`` and ``target_blocks[i]`` hold the same tokens. ``layers`` narrows the leg (a push
-    moves one layer at a time); layers that the leg does not have are left out.
+    Both block lists begin with the request's first token and reach at least to the last of ``tokens``, a
+    range of the request's tokens with step 1. Slots behind its end may be copied along if they are in the
+    block of a token that moves; nothing else is. ``layers`` narrows the leg (a push moves one layer at a
+    time); layers that the leg does not have are left out.
+
+    Raises ``ValueError`` in one sentence for a block list that is too short, a block that is not in the
+    cache, heads or layers that a shard does not have, and a range that begins inside a slab that must stay
+    whole.
     """
-    from_blocks = np.asarray(source_blocks, dtype=np.int64)
-    to_blocks = np.asarray(target_blocks, dtype=np.int64)
-    if from_blocks.shape != to_blocks.shape or from_blocks.ndim != 1:
-        raise ValueError(
-            f"{from_blocks.size} source blocks cannot be matched with {to_blocks.size} target blocks"
-        )
     wanted = set(leg.layers) if layers is None else set(leg.layers).intersection(layers)
-    if not wanted or not from_blocks.size:
+    if not wanted or not tokens:
         return Copies(_NOTHING, _NOTHING, _NOTHING)
+    first, end = tokens.start // source.block_size, blocks_needed(source, tokens.stop)
+    from_blocks = np.asarray(source_blocks, dtype=np.int64)[first:end]
+    to_blocks = np.asarray(target_blocks, dtype=np.int64)[first:end]
+    if len(from_blocks) < end - first or len(to_blocks) < end - first:
+        raise ValueError(
+            f"{len(source_blocks)} source blocks and {len(target_blocks)} target blocks were given where "
+            f"token {tokens.stop - 1} is in block {end - 1}"
+        )
     targets = {(region.layer, region.part): region for region in target.regions if region.layer in wanted}
     pieces = [
         _region_copies(

@@ -1,12 +1,15 @@
 """What a rank holds of the KV cache, and what an engine says of its ranks when two engines first meet.
 
 A shard is layers x KV heads x tokens. Its bytes are reached through regions: one region is one tensor of one
-layer, addressed as ``base + block * block_stride + head * head_stride + token * token_stride``.
+layer, addressed as ``base + block * block_stride + head * head_stride + slot * token_stride``. Which token of
+a request lies in which block and slot is ``tokens.py``.
 """
 
 import hashlib
 
 import msgspec
+
+from .parallel import CONVENTION_B
 
 
 class Region(msgspec.Struct, frozen=True, array_like=True):
@@ -26,6 +29,8 @@ class Region(msgspec.Struct, frozen=True, array_like=True):
     """Bytes of one (head, token): K and V together where they share a tensor."""
     tokens_sliceable: bool = False
     """False where K is stored dim-major: then only whole (block, head) slabs mean anything."""
+    group: int = 0
+    """The KV cache group that the layer belongs to: a request has one list of block ids for each."""
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,25 +41,32 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
     first_kv_head: int
     kv_head_count: int
     block_size: int
-    """Tokens in a block."""
+    """Tokens in a block of this rank."""
     regions: tuple[Region, ...]
     cp_size: int = 1
     """Ranks that split the tokens between them (1: every rank holds all tokens)."""
     cp_rank: int = 0
     interleave: int = 1
-    """``(token // interleave) % cp_size == cp_rank`` says who holds a token."""
+    """``(token // interleave) % cp_size == cp_rank`` says who holds a token; it divides the block size."""
+    convention: str = CONVENTION_B
+    """By which rule ``cp_size`` and ``cp_rank`` follow from the parallel sizes: see ``parallel.py``."""
 
     @property
     def layers(self) -> tuple[int, ...]:
         """Numbers of the layers held, ascending, each once."""
         return tuple(sorted({region.layer for region in self.regions}))
 
+    @property
+    def virtual_block_size(self) -> int:
+        """Tokens that one block id of a request stands for: all ranks of an engine have the same ids."""
+        return self.block_size * self.cp_size
+
 
 class RankEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One rank in its engine's directory."""
 
     rank: int
-    """Place in the engine: ``pp_rank * tp_size + tp_rank``."""
+    """Place in the engine: ``(pp_rank * pcp_size + pcp_rank) * tp_size + tp_rank``."""
     host: str
     port: int
     """The rank's side channel."""

@@ -28,7 +28,7 @@ def check_bytes(sites: Sites) -> None:
     plan = sites.plan.request(sites.keys[0].transfer_id, PROMPT_TOKENS, 0)
     for leg in plan.legs:
         source, target = prefill.ranks[leg.prefill_rank].shard, decode.ranks[leg.decode_rank].shard
-        moved = runs.copies(leg, source, target, PREFILL_BLOCKS, DECODE_BLOCKS)
+        moved = runs.copies(leg, source, target, PREFILL_BLOCKS, DECODE_BLOCKS, range(PROMPT_TOKENS))
         base_source, base_target = source.regions[0].base_address, target.regions[0].base_address
         for start, end, length in zip(
             moved.source_addresses.tolist(),

@@ -146,7 +146,8 @@ def transfer(
     count = 0
     for leg in plan.legs:
         source, target = sources[leg.prefill_rank].entry.shard, targets[leg.decode_rank].entry.shard
-        moves = copies(leg, source, target, from_blocks[cached_blocks:], to_blocks)
+        tokens = range(cached_blocks * size, len(from_blocks) * size)
+        moves = copies(leg, source, target, from_blocks, [0] * cached_blocks + to_blocks, tokens)
         run(moves)
         count += len(moves)
     for got, want in zip(targets, expected, strict=True):
@@ -351,18 +352,18 @@ def test_a_block_outside_the_cache_is_never_copied():
     shard = directory(Engine()).ranks[0].shard
     leg = Leg(prefill_rank=0, decode_rank=0, first_kv_head=0, head_count=4, layers=(0, 1))
     with pytest.raises(ValueError, match="block 6 is not one of the 6 blocks of the decode rank"):
-        copies(leg, shard, shard, [0], [6])
+        copies(leg, shard, shard, [0], [6], range(4))
     with pytest.raises(ValueError, match="block -1 is not one"):
-        copies(leg, shard, shard, [-1], [0])
-    with pytest.raises(ValueError, match="cannot be matched"):
-        copies(leg, shard, shard, [0, 1], [0])
+        copies(leg, shard, shard, [-1], [0], range(4))
+    with pytest.raises(ValueError, match="1 target blocks were given"):
+        copies(leg, shard, shard, [0, 1], [0], range(8))
 
 
 def test_one_layer_of_a_leg_can_be_moved_by_itself():
     rank, target = build(Engine(stages=(3,)))[0], build(Engine(stages=(3,)))[0]
     write_prompt([rank], Engine(stages=(3,)), [2])
     leg = Leg(prefill_rank=0, decode_rank=0, first_kv_head=0, head_count=4, layers=(0, 1, 2))
-    run(copies(leg, rank.entry.shard, target.entry.shard, [2], [3], layers=[1]))
+    run(copies(leg, rank.entry.shard, target.entry.shard, [2], [3], range(4), layers=[1]))
     assert (target.views[1, "kv"][3] == rank.views[1, "kv"][2]).all()
     assert (target.views[0, "kv"] == UNTOUCHED).all()
     assert (target.views[2, "kv"] == UNTOUCHED).all()
