@@ -8,7 +8,7 @@ import pytest
 from dfirst.connector.chaos.channel import FaultyChannel
 from dfirst.connector.chaos.orders import FaultDesk, OrderBook
 from dfirst.connector.side_channel import SideChannel
-from dfirst.protocol.messages import Ack, Error, Message, Sender, TransferKey, Wait
+from dfirst.protocol.messages import Error, Gone, Message, Sender, TransferKey, Wait
 
 WHOLE_SECONDS = 10.0
 QUIET_SECONDS = 0.3
@@ -16,11 +16,11 @@ KEY = TransferKey("t", 0)
 SENDER = Sender("P", 0, "i")
 
 
-def ack(number: int) -> Ack:
-    return Ack(sender=SENDER, key=TransferKey("t", number))
+def wait(number: int) -> Wait:
+    return Wait(sender=SENDER, key=KEY, sequence=number)
 
 
-WAIT = Wait(sender=SENDER, key=KEY, sequence=1)
+GONE = Gone(sender=SENDER, key=KEY, sequence=1, reason="")
 
 
 @pytest.fixture
@@ -62,16 +62,16 @@ def heard(
 
 
 def test_without_an_order_all_arrive(faulty: FaultyChannel, listener: SideChannel) -> None:
-    say(faulty, listener, ack(1), ack(2))
-    assert heard(faulty, listener, 2) == [ack(1), ack(2)]
+    say(faulty, listener, wait(1), wait(2))
+    assert heard(faulty, listener, 2) == [wait(1), wait(2)]
 
 
 def test_a_lost_message_does_not_arrive_and_others_do(
     desk: FaultDesk, faulty: FaultyChannel, listener: SideChannel
 ) -> None:
-    desk.order("P", "lost", "ACK")
-    say(faulty, listener, WAIT, ack(1), ack(2))
-    assert heard(faulty, listener, 3, 1.0) == [WAIT, ack(2)]
+    desk.order("P", "lost", "WAIT")
+    say(faulty, listener, GONE, wait(1), wait(2))
+    assert heard(faulty, listener, 3, 1.0) == [GONE, wait(2)]
 
 
 def test_a_repeated_message_arrives_three_times_one_of_them_late(
@@ -79,9 +79,9 @@ def test_a_repeated_message_arrives_three_times_one_of_them_late(
 ) -> None:
     desk.order("P", "repeated", seconds=0.5)
     started = time.monotonic()
-    say(faulty, listener, ack(1))
-    assert heard(faulty, listener, 2) == [ack(1)] * 2
-    assert heard(faulty, listener, 1) == [ack(1)]
+    say(faulty, listener, wait(1))
+    assert heard(faulty, listener, 2) == [wait(1)] * 2
+    assert heard(faulty, listener, 1) == [wait(1)]
     assert time.monotonic() - started >= 0.5
 
 
@@ -89,19 +89,19 @@ def test_a_delayed_message_wakes_the_poller(
     desk: FaultDesk, faulty: FaultyChannel, listener: SideChannel
 ) -> None:
     desk.order("P", "delayed", seconds=0.3)
-    say(faulty, listener, ack(1))
+    say(faulty, listener, wait(1))
     started = time.monotonic()
     faulty.poller.poll(60_000)
     assert 0.25 < time.monotonic() - started < 30
-    assert heard(faulty, listener, 1) == [ack(1)]
+    assert heard(faulty, listener, 1) == [wait(1)]
 
 
 def test_a_reordered_message_comes_after_the_next_one_and_once(
     desk: FaultDesk, faulty: FaultyChannel, listener: SideChannel
 ) -> None:
-    desk.order("P", "reordered", "ACK")
-    say(faulty, listener, ack(1), WAIT)
-    assert heard(faulty, listener, 2) == [WAIT, ack(1)]
+    desk.order("P", "reordered", "WAIT")
+    say(faulty, listener, wait(1), GONE)
+    assert heard(faulty, listener, 2) == [GONE, wait(1)]
     assert heard(faulty, listener, 1, 1.5) == []
 
 
@@ -109,29 +109,29 @@ def test_a_reordered_message_that_nothing_overtakes_arrives_all_the_same(
     desk: FaultDesk, faulty: FaultyChannel, listener: SideChannel
 ) -> None:
     desk.order("P", "reordered")
-    say(faulty, listener, ack(1))
+    say(faulty, listener, wait(1))
     assert heard(faulty, listener, 1, QUIET_SECONDS) == []
-    assert heard(faulty, listener, 1) == [ack(1)]
+    assert heard(faulty, listener, 1) == [wait(1)]
 
 
 def test_a_garbled_message_is_not_understood_and_harms_no_other(
     desk: FaultDesk, faulty: FaultyChannel, listener: SideChannel
 ) -> None:
     for number in range(20):
-        desk.order("P", "garbled", "ACK")
-        say(faulty, listener, ack(number), WAIT)
-    assert heard(faulty, listener, 20) == [WAIT] * 20
+        desk.order("P", "garbled", "WAIT")
+        say(faulty, listener, wait(number), GONE)
+    assert heard(faulty, listener, 20) == [GONE] * 20
     assert listener.counters["undecodable"] == 20
 
 
 def test_an_answer_can_go_wrong_too(desk: FaultDesk, faulty: FaultyChannel, listener: SideChannel) -> None:
-    desk.order("P", "lost", "WAIT")
+    desk.order("P", "lost", "GONE")
     listener.send("127.0.0.1", faulty.port, Error(reason="a question"))
     deadline = time.monotonic() + WHOLE_SECONDS
     routes: list[bytes] = []
     while not routes and time.monotonic() < deadline:
         faulty.poller.poll(100)
         routes = [route for route, _ in faulty.receive()]
-    for message in (WAIT, ack(1)):
+    for message in (GONE, wait(1)):
         faulty.reply(routes[0], message)
-    assert heard(faulty, listener, 2, 1.0) == [ack(1)]
+    assert heard(faulty, listener, 2, 1.0) == [wait(1)]

@@ -1,0 +1,44 @@
+"""The command ``dfirst chaos``. What is heavy is imported when it runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def chaos(
+    seed: Annotated[int, typer.Option(help="The same seed gives the same plan of load and faults.")] = 1,
+    minutes: Annotated[float, typer.Option(min=0.1, help="How long load and faults last.")] = 8.0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="The account, as JSON.")] = None,
+    work_dir: Annotated[Path, typer.Option(help="For the model, logs, traces and orders.")] = Path(".chaos"),
+    keep: Annotated[bool, typer.Option("--keep", help="Keep logs and traces also when all is well.")] = False,
+) -> None:
+    """Break real engines on purpose; end with 1 if an answer, a block or a trace is not as it should be.
+
+    Starts a prefill engine, a decode engine and a router, sends them a mixed load in all modes, and loses,
+    delays, repeats, reorders and garbles their messages, fails and stalls copies, hangs up, aborts, stops and
+    kills processes. Every answer is compared with one engine's, every trace with the spec.
+    """
+    from rich.console import Console
+
+    from ..host import vllm_is_installed
+    from ..launch import LaunchError
+    from .run import ChaosSettings, run_chaos
+    from .table import print_report
+
+    if not vllm_is_installed():
+        typer.echo("error: vLLM is not installed here; install dfirst with the extra for this host", err=True)
+        raise typer.Exit(1)
+    console = Console()
+    settings = ChaosSettings(seed=seed, minutes=minutes, work_dir=work_dir, json_file=json_file, keep=keep)
+    try:
+        report = run_chaos(settings, console)
+    except LaunchError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt as interrupt:
+        typer.echo("error: interrupted; the engines are stopped", err=True)
+        raise typer.Exit(130) from interrupt
+    print_report(console, report)
+    if not report.is_well:
+        raise typer.Exit(1)
