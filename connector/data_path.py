@@ -20,7 +20,10 @@ from typing import Protocol
 import msgspec
 
 from ..protocol.copies import Copies, join
-from .mooncake_engine import MAX_DESCRIPTORS
+from ..protocol.stages import MAX_RUNS, Slot
+from .mooncake_engine import MAX_DESCRIPTORS, Batch
+from .staged_copies import Answers, StagedCopies, Stopped
+from .staging import PLACE_BYTES, Staging
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +34,20 @@ STOPPED, DROPPED, LEASE = "stopped", "dropped", "lease"
 NO_ANSWER, COPY_FAILED = "no answer", "copy failed"
 
 
+WantPart = Callable[[str, int, bytes, bytes], None]
+"""A job's key, a place, and the owner's runs, packed as ``protocol.stages`` says."""
+
+
 class Engine(Protocol):
     """What the data path needs of ``MooncakeEngine``. Both copies return when no byte can move any more."""
 
     def connect(self, peer: str, /) -> bool: ...
     def read(self, peer: str, local: list[int], remote: list[int], lengths: list[int], /) -> bool: ...
     def write(self, peer: str, local: list[int], remote: list[int], lengths: list[int], /) -> bool: ...
+    def begin(
+        self, direction: str, peer: str, local: list[int], remote: list[int], lengths: list[int], /
+    ) -> Batch: ...
+    def finish(self, batch: Batch, /) -> bool: ...
     def forget(self, peer: str, /) -> None: ...
 
 
@@ -90,13 +101,38 @@ class _Job:
     in_hand: bool = False
     drops: int = 0
     """How often its pieces were dropped."""
+    stages: bool = True
+    """The owner has not refused to gather or scatter."""
     reason: str = ""
     """Why it cannot end well."""
     bytes: int = 0
     seconds: float = 0.0
+    answers: Answers | None = None
+    """Of the owner, on parts that it was asked to gather or scatter."""
+    staged: StagedCopies | None = None
+    staged_drops: int = 0
+    """How often its pieces had been dropped when the last part was staged."""
 
     def is_over(self) -> bool:
         return bool(self.reason) or (self.closed and not self.pieces)
+
+
+class _OneRun:
+    """Batches of one run each, for a job."""
+
+    def __init__(self, engine: Engine, job: _Job) -> None:
+        self._engine = engine
+        self._job = job
+
+    def begin(self, local: int, remote: int, length: int) -> object:
+        return self._engine.begin(self._job.direction, self._job.peer, [local], [remote], [length])
+
+    def finish(self, batch: object, length: int) -> bool:
+        assert isinstance(batch, Batch)
+        copied = self._engine.finish(batch)
+        if not copied:
+            self._job.reason = self._job.reason or COPY_FAILED
+        return copied
 
 
 def _is_ready(piece: _Piece) -> bool:
@@ -123,9 +159,14 @@ class DataPath:
         on_finished: Callable[[CopyResult], None],
         max_threads: int = 64,
         idle_seconds: float = 60.0,
+        staging: Staging | None = None,
+        want_part: WantPart | None = None,
     ) -> None:
+        """``want_part`` asks the owner of the other blocks to gather or scatter; it answers ``part_ready``."""
         self._engine = engine
         self._on_finished = on_finished
+        self._staging = staging
+        self._want_part = want_part
         self._max_threads = max_threads
         self._idle_seconds = idle_seconds
         self._lock = threading.Lock()
@@ -202,6 +243,13 @@ class DataPath:
             if job is not None:
                 self._stop(job)
 
+    def part_ready(self, key: str, place: int, slot: Slot | None) -> None:
+        """The owner has gathered or scattered what was wanted in a place; without a slot it does not."""
+        with self._lock:
+            job = self._jobs.get(key)
+        if job is not None and job.answers is not None:
+            job.answers.take(place, slot)
+
     def shutdown(self, timeout_seconds: float) -> bool:
         """Stop all jobs and end the threads; False if one still waits for its batch at the end of that."""
         with self._lock:
@@ -227,6 +275,8 @@ class DataPath:
         job.pieces.clear()
         if not job.closed or job.in_hand or job.queued:
             job.reason = job.reason or STOPPED
+        if job.answers is not None:
+            job.answers.wake()
         self._queue(job)
 
     def _queue(self, job: _Job) -> None:
@@ -319,9 +369,12 @@ class DataPath:
     def _copy_pieces(self, job: _Job) -> None:
         while True:
             with self._lock:
-                if job.reason or not job.pieces:
+                if job.reason or (not job.pieces and not job.closed):
                     return
-                piece = job.pieces.popleft()
+                piece = job.pieces.popleft() if job.pieces else None
+            if piece is None:
+                self._settle(job)
+                return
             if not self._engine.connect(job.peer):
                 with self._lock:
                     job.reason = job.reason or NO_ANSWER
@@ -330,13 +383,81 @@ class DataPath:
                 piece.after()
             followers = self._take_ready(job, piece)
             whole = join([piece.copies, *followers]) if followers else piece.copies
-            for batch in whole.split(MAX_DESCRIPTORS, MAX_BATCH_BYTES):
-                if not self._may_copy(job, piece.drops):
-                    break
-                self._copy_batch(job, batch)
+            self._copy(job, piece.drops, whole)
+
+    def _copy(self, job: _Job, drops: int, whole: Copies) -> None:
+        rest: Copies | None = whole
+        if self._staging_pays(job, whole):
+            rest = self._copy_staged(job, drops, whole)
+        if rest is None:
+            return
+        # What the owner still scatters must not land on what is written now: it may be of a prompt that was
+        # preempted, and is computed again.
+        self._settle(job)
+        for batch in rest.split(MAX_DESCRIPTORS, MAX_BATCH_BYTES):
+            if not self._may_copy(job, drops):
+                return
+            self._copy_batch(job, batch)
+
+    def _staging_pays(self, job: _Job, whole: Copies) -> bool:
+        if self._staging is None or self._want_part is None or not job.stages:
+            return False
+        return self._staging.costs.staging_pays(len(whole), whole.bytes, PLACE_BYTES)
+
+    def _copy_staged(self, job: _Job, drops: int, whole: Copies) -> Copies | None:
+        """Copy by way of staging; return what is to be copied directly after all."""
+        assert self._staging is not None
+        own_slot = self._staging.own.take()
+        if own_slot is None:
+            return whole
+        try:
+            if job.staged_drops != drops:
+                self._settle(job)
+                job.staged_drops = drops
+            staged = self._staged_of(job)
+            copy = staged.pull if job.direction == _READ else staged.push
+            started, before = time.monotonic(), staged.bytes
+            try:
+                rest = copy(whole, own_slot, lambda: self._may_copy(job, drops))
+            finally:
+                with self._lock:
+                    job.seconds += time.monotonic() - started
+                    job.bytes += staged.bytes - before
+        except Stopped:
+            return None
+        finally:
+            self._staging.own.give_back(own_slot)
+        # An owner that did not stage a part has nothing to stage with, or cannot; it is not asked again.
+        job.stages = job.stages and rest is None
+        return rest
+
+    def _staged_of(self, job: _Job) -> StagedCopies:
+        if job.staged is None:
+            assert self._staging is not None
+            ask = self._want_part
+            assert ask is not None
+            answers = Answers(self._lock, lambda: bool(job.reason))
+            job.staged = StagedCopies(
+                self._staging.memory,
+                _OneRun(self._engine, job),
+                lambda place, starts, lengths: ask(job.key, place, starts, lengths),
+                answers,
+            )
+            with self._lock:
+                job.answers = answers
+        return job.staged
+
+    def _settle(self, job: _Job) -> None:
+        """Wait until the owner has scattered all that was written."""
+        if job.staged is None or job.direction == _READ:
+            return
+        try:
+            job.staged.settle()
+        except Stopped:
+            return
 
     def _take_ready(self, job: _Job, first: _Piece) -> list[Copies]:
-        """Take the pieces that follow and need no waiting, as far as one batch holds them."""
+        """Take the pieces that follow and need no waiting, as many as are worth being looked at together."""
         taken: list[Copies] = []
         runs, size = len(first.copies), first.copies.bytes
         while True:
@@ -345,7 +466,7 @@ class DataPath:
             if following is None or following.drops != first.drops or not _is_ready(following):
                 return taken
             runs, size = runs + len(following.copies), size + following.copies.bytes
-            if runs > MAX_DESCRIPTORS or size > MAX_BATCH_BYTES:
+            if runs > MAX_RUNS or size > MAX_BATCH_BYTES:
                 return taken
             with self._lock:
                 if not job.pieces or job.pieces[0] is not following:

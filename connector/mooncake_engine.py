@@ -51,6 +51,7 @@ _DESCRIPTOR_SECONDS, _BYTE_SECONDS = 60e-6, 1 / 1.3e9
 """What a batch is guessed to cost before this host has shown its own pace."""
 _SLEPT_SHARE = 0.6
 _LEAST_SLEEP_SECONDS = 0.0002
+_REFUSED = -1
 _INFINIBAND_DEVICES = Path("/sys/class/infiniband")
 
 
@@ -81,6 +82,19 @@ class _Mover:
     engine: Any
     pace: float = 0.1
     """Seconds that batches took for each second guessed. It starts low: sleeping too little costs least."""
+
+
+@dataclass(eq=False)
+class Batch:
+    """A batch that was begun. Over other transports than TCP it runs when it is waited for."""
+
+    direction: str
+    peer: str
+    columns: tuple[list[int], list[int], list[int]]
+    """Local addresses, remote addresses, lengths."""
+    started: float
+    number: int = 0
+    """The engine's; 0 if it took none."""
 
 
 class MooncakeEngine:
@@ -200,6 +214,42 @@ class MooncakeEngine:
         self._registered.clear()
         self._server = None
 
+    def begin(
+        self,
+        direction: str,
+        peer: str,
+        local_addresses: Sequence[int],
+        remote_addresses: Sequence[int],
+        lengths: Sequence[int],
+    ) -> Batch:
+        """Start to ``read`` or ``write``. ``finish`` must follow, before the next batch of this peer."""
+        if len(lengths) > MAX_DESCRIPTORS:
+            raise ValueError(f"{len(lengths)} descriptors in a batch; the limit is {MAX_DESCRIPTORS}")
+        columns = (list(local_addresses), list(remote_addresses), list(lengths))
+        batch = Batch(direction, peer, columns, time.perf_counter())
+        if not self.connect(peer):
+            batch.number = _REFUSED
+        elif self._protocol == "tcp":
+            submit = getattr(self._movers[peer].engine, f"batch_transfer_async_{direction}")
+            batch.number = submit(peer, *columns)
+        return batch
+
+    def finish(self, batch: Batch) -> bool:
+        """Wait until no byte of a batch can move any more; on False any part of it may have been copied."""
+        if batch.number == _REFUSED:
+            return False
+        if self._wait(batch) if self._protocol == "tcp" else self._run(batch):
+            return True
+        logger.warning(
+            "%s: a %s of %d descriptors failed after %.2f s",
+            batch.peer,
+            batch.direction,
+            len(batch.columns[2]),
+            time.perf_counter() - batch.started,
+        )
+        self._end_failed_batch(batch.direction, batch.peer)
+        return False
+
     def _copy(
         self,
         direction: str,
@@ -208,46 +258,27 @@ class MooncakeEngine:
         remote_addresses: Sequence[int],
         lengths: Sequence[int],
     ) -> bool:
-        if len(lengths) > MAX_DESCRIPTORS:
-            raise ValueError(f"{len(lengths)} descriptors in a batch; the limit is {MAX_DESCRIPTORS}")
-        if not self.connect(peer):
-            return False
-        started = time.monotonic()
-        run = self._run_batch if self._protocol == "tcp" else self._run_batch_with_retries
-        if run(direction, peer, list(local_addresses), list(remote_addresses), list(lengths)):
-            return True
-        logger.warning(
-            "%s: a %s of %d descriptors failed after %.2f s",
-            peer,
-            direction,
-            len(lengths),
-            time.monotonic() - started,
-        )
-        self._end_failed_batch(direction, peer)
-        return False
+        return self.finish(self.begin(direction, peer, local_addresses, remote_addresses, lengths))
 
-    def _run_batch(self, direction: str, peer: str, *columns: list[int]) -> bool:
-        mover = self._movers[peer]
-        submit = getattr(mover.engine, f"batch_transfer_async_{direction}")
-        guess = len(columns[2]) * _DESCRIPTOR_SECONDS + sum(columns[2]) * _BYTE_SECONDS
-        started = time.perf_counter()
-        batch = submit(peer, *columns)
-        if batch == 0:
+    def _wait(self, batch: Batch) -> bool:
+        if batch.number == 0:
             return False
-        sleep_seconds = _SLEPT_SHARE * mover.pace * guess
-        if sleep_seconds > _LEAST_SLEEP_SECONDS:
-            time.sleep(sleep_seconds)
-        copied: bool = mover.engine.get_batch_transfer_status([batch]) == 0
-        seconds = time.perf_counter() - started
+        mover = self._movers[batch.peer]
+        guess = len(batch.columns[2]) * _DESCRIPTOR_SECONDS + sum(batch.columns[2]) * _BYTE_SECONDS
+        left = _SLEPT_SHARE * mover.pace * guess - (time.perf_counter() - batch.started)
+        if left > _LEAST_SLEEP_SECONDS:
+            time.sleep(left)
+        copied: bool = mover.engine.get_batch_transfer_status([batch.number]) == 0
+        seconds = time.perf_counter() - batch.started
         if copied:
             # Down at once, up in small steps: one slow batch must not send the next ones to sleep for long.
             mover.pace = min(seconds / guess, 1.5 * mover.pace)
         return copied
 
-    def _run_batch_with_retries(self, direction: str, peer: str, *columns: list[int]) -> bool:
+    def _run(self, batch: Batch) -> bool:
         # The synchronous call tries other devices before it gives up, the asynchronous one does not.
-        run = getattr(self._movers[peer].engine, f"batch_transfer_sync_{direction}")
-        return bool(run(peer, *columns) == 0)
+        run = getattr(self._movers[batch.peer].engine, f"batch_transfer_sync_{batch.direction}")
+        return bool(run(batch.peer, *batch.columns) == 0)
 
     def _mover(self, peer: str) -> _Mover | None:
         """Return what copies for this peer; None before the first contact."""

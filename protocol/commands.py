@@ -7,7 +7,7 @@ only.
 
 import msgspec
 
-from .messages import Message, TransferKey
+from .messages import Message, Sender, TransferKey
 from .shards import Directory
 
 
@@ -119,6 +119,29 @@ class CopyEnded(msgspec.Struct, frozen=True, tag=True):
     leg: LegKey
     ok: bool
     reason: str
+
+
+class PartWanted(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The data path wants the owner to gather (pull) or scatter (push) a part of a leg, at most one in each
+    place.
+    """
+
+    leg: LegKey
+    place: int
+    starts: bytes
+    """The owner's addresses, packed as ``protocol.stages`` says; empty to ask for the slot alone."""
+    lengths: bytes
+
+
+class PartStaged(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """This rank has gathered or scattered a part for a mover, or could not; it touches nothing any more."""
+
+    key: TransferKey
+    mover: Sender
+    sequence: int
+    place: int
+    reason: str
+    """Empty if all went well."""
 
 
 class Collected(msgspec.Struct, frozen=True, tag=True):

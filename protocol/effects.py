@@ -5,9 +5,10 @@ actions.
 import msgspec
 
 from .commands import LegKey
-from .messages import Message, TransferKey
+from .messages import Message, Sender, TransferKey
 from .plan import Leg
 from .shards import RankEntry
+from .stages import Slot
 
 SENT = "sent"
 RECEIVED = "received"
@@ -47,6 +48,36 @@ class StopCopies(msgspec.Struct, frozen=True):
     """Issue no further copy for this leg, and say when those in flight have ended."""
 
     leg: LegKey
+
+
+class StageBlocks(msgspec.Struct, frozen=True, kw_only=True):
+    """Gather runs of lent blocks into a place of the mover's slot, or scatter them out of it, and say when it
+    is done (``PartStaged``). Nothing but lent blocks may be touched.
+    """
+
+    key: TransferKey
+    mover: Sender
+    sequence: int
+    place: int
+    address: int
+    place_bytes: int
+    into_blocks: bool
+    """Whether to scatter."""
+    starts: bytes
+    lengths: bytes
+    block_ids: tuple[int, ...]
+    """What is lent."""
+
+
+class PartReady(msgspec.Struct, frozen=True, kw_only=True):
+    """The owner has gathered or scattered what the data path wanted; or it has not, and that is to be copied
+    directly.
+    """
+
+    leg: LegKey
+    place: int
+    slot: Slot | None
+    """The slot that this leg has; None if it has none."""
 
 
 class Report(msgspec.Struct, frozen=True):

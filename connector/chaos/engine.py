@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from ..mooncake_engine import Batch
 from .orders import COPY_FAULTS, OrderBook
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,16 @@ class FaultyEngine:
 
     def write(self, peer: str, local: list[int], remote: list[int], lengths: list[int]) -> bool:
         return self._copy("write", self._engine.write, peer, local, remote, lengths)
+
+    def begin(
+        self, direction: str, peer: str, local: list[int], remote: list[int], lengths: list[int]
+    ) -> Batch:
+        """Nothing moves before ``finish``, where a fault may come."""
+        return Batch(direction, peer, (local, remote, lengths), time.perf_counter())
+
+    def finish(self, batch: Batch) -> bool:
+        copy = self.read if batch.direction == "read" else self.write
+        return copy(batch.peer, *batch.columns)
 
     def _copy(
         self, direction: str, copy: Copy, peer: str, local: list[int], remote: list[int], lengths: list[int]

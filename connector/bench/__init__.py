@@ -1,0 +1,1 @@
+"""`dfirst bench`: what a hand-over costs, measured side by side with what it is compared with."""
