@@ -9,11 +9,12 @@ import numpy.typing as npt
 from dfirst.protocol import copies as runs
 from dfirst.protocol.shards import Region, Shard
 
-from .sites import PROMPT_TOKENS, D, P, Sites
+from .sites import BLOCK_SIZE, PROMPT_TOKENS, D, P, Sites
 from .violation import Violation
 
 PREFILL_BLOCKS, DECODE_BLOCKS = (3, 5), (2, 7)
 """The blocks of one prompt on each side."""
+TOKENS = range(len(PREFILL_BLOCKS) * BLOCK_SIZE)
 MEMORY_BYTES = 1 << 16
 Memory = npt.NDArray[np.int64]
 
@@ -28,7 +29,7 @@ def check_bytes(sites: Sites) -> None:
     plan = sites.plan.request(sites.keys[0].transfer_id, PROMPT_TOKENS, 0)
     for leg in plan.legs:
         source, target = prefill.ranks[leg.prefill_rank].shard, decode.ranks[leg.decode_rank].shard
-        moved = runs.copies(leg, source, target, PREFILL_BLOCKS, DECODE_BLOCKS, range(PROMPT_TOKENS))
+        moved = runs.copies(leg, source, target, PREFILL_BLOCKS, DECODE_BLOCKS, TOKENS)
         base_source, base_target = source.regions[0].base_address, target.regions[0].base_address
         for start, end, length in zip(
             moved.source_addresses.tolist(),
