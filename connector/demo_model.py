@@ -1,7 +1,8 @@
 """Small models with fixed random weights, for machines that can download none.
 
-Two kinds: `gqa` (a Llama with 8 query heads on 4 KV heads) and `mla` (a dense DeepSeek-V2 whose latent is 512
-wide and rotary part 64). They say nothing sensible. What counts: greedy output varies, repeats exactly in
+Three kinds: `gqa` (a Llama with 8 query heads on 4 KV heads), `mqa` (the same with a single KV head, so that
+tensor-parallel ranks hold copies of it) and `mla` (a dense DeepSeek-V2 whose latent is 512 wide and rotary
+part 64). They say nothing sensible. What counts: greedy output varies, repeats exactly in
 float32, and depends on every token before it, so that a KV block that arrived wrong changes the answer. The
 tokenizer maps each byte to one token, so a prompt of n ASCII characters has n tokens.
 
@@ -16,7 +17,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-Kind = Literal["gqa", "mla"]
+Kind = Literal["gqa", "mqa", "mla"]
 
 # Raise it whenever what `make_model` writes changes: directories of an older version are then rewritten.
 VERSION = 2
@@ -85,6 +86,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "moe_layer_freq": 1,
     },
 }
+
+CONFIGS["mqa"] = {**CONFIGS["gqa"], "num_key_value_heads": 1}
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
@@ -164,7 +167,7 @@ def _tensor_shapes(kind: Kind, config: dict[str, Any]) -> Iterator[tuple[str, tu
     yield "model.embed_tokens.weight", (VOCABULARY, hidden)
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
-        attention = _gqa_attention(config) if kind == "gqa" else _mla_attention(config)
+        attention = _mla_attention(config) if kind == "mla" else _gqa_attention(config)
         for name, shape in attention:
             yield f"{prefix}self_attn.{name}.weight", shape
         yield prefix + "mlp.gate_proj.weight", (inner, hidden)

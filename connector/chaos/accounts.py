@@ -44,6 +44,8 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
     traces: str
     """What was held against the spec."""
     traces_refused: int
+    transfers_unfinished: int
+    """Not at their end on a rank that lives, half a minute after the load's."""
     errors_logged: int
     """Lines with which an engine says that the connector itself went wrong."""
     findings: list[str]

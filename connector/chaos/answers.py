@@ -63,6 +63,8 @@ class Exchange:
         self.question = question
         self._prompt = prompt
         self._reference = reference
+        self.abort_ordered = False
+        """The decode engine has been told to drop it: its answer may end early."""
         self._received = bytearray()
         self._status = 0
 
@@ -114,7 +116,8 @@ class Exchange:
             except msgspec.DecodeError as error:
                 return "formless", f"{error}: {excerpt(body)}"
             tokens, reason = tokens_of(event), reason_of(event)
-        if reason == "abort":
+        # vLLM names no reason for the end of a stream that it aborts before the first token.
+        if reason == "abort" or (self.abort_ordered and not reason):
             return self._compare(tokens, whole=False) or ("aborted", "")
         return self._compare(tokens, whole=True) or ("right", "")
 

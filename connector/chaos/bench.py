@@ -122,6 +122,7 @@ class Bench:
             for task in [task for task in self._faults if task.done()]:
                 self._faults.discard(task)
                 task.result()
+            self._check_servers()
             if not self._outage_stops_load():
                 wanted = self._plan.requests_at(passed)
                 if self.outages.away("prefill", "decode"):
@@ -209,16 +210,17 @@ class Bench:
             self.injected[f"client hung up {event.mode}"] += 1
             return exchange.broken_off()
         else:
-            await self._abort(asked, event)
+            await self._abort(asked, exchange, event)
         return await asking
 
-    async def _abort(self, asked: Question, event: Abort) -> None:
+    async def _abort(self, asked: Question, exchange: Exchange, event: Abort) -> None:
         name = self._follower.engine_request(asked.client_id, event.engine)
         if name is None:
             return
         # What vLLM calls a request outside has no random end.
         body = {"request_ids": [name.rpartition("-")[0]]}
         if event.engine == "decode":
+            exchange.abort_ordered = True
             self.abort_allowed.add(asked.number)
         response = await self._client.post(
             f"{self._engine(event.engine).url}/inference/v1/abort_requests", json=body, timeout=30.0
@@ -334,6 +336,13 @@ class Bench:
         self.injected[f"{event.engine} sent to a deaf peer"] += 1
 
     # Helpers
+
+    def _check_servers(self) -> None:
+        """Raise `LaunchError` if a server has ended that nobody killed."""
+        names: tuple[ServerName, ...] = ("prefill", "decode", "router")
+        for name in names:
+            if not self.outages.away(name):
+                self._server(name).check()
 
     def _engine(self, name: EngineName) -> Engine:
         return self._running.prefill[0] if name == "prefill" else self._running.decode[0]

@@ -71,6 +71,10 @@ class TraceFollower:
         pattern = re.compile(rf"{re.escape(engine)}(_dp\d+)?-rank\d+-\d+\.jsonl$")
         return [file.process for name, file in self._files.items() if pattern.match(name) and file.alive]
 
+    def living(self) -> set[str]:
+        """Return the names of the files whose writers live."""
+        return {name for name, file in self._files.items() if file.alive}
+
     def _read(self, file: _File) -> None:
         with file.path.open("rb") as opened:
             opened.seek(file.position)

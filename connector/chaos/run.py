@@ -2,9 +2,7 @@
 
 import asyncio
 import re
-import secrets
 import shutil
-import socket
 import time
 from collections import Counter
 from contextlib import AbstractContextManager
@@ -12,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import msgspec
-from dfirst.spec.conform import Conformance, conform
+from dfirst.spec.conform import Conformance, Unfinished, conform
 from rich.console import Console
 
 from ..demo_client import Answer, ask_all
@@ -23,12 +21,13 @@ from ..local_set import LocalSet, LocalSetSpec
 from ..processes import end_on_sigterm_as_on_ctrl_c
 from ..waiting import waiting
 from . import metrics
-from .accounts import BlocksHeld, ChaosReport, count, sums_of, told
+from .accounts import SHOWN, BlocksHeld, ChaosReport, count, sums_of, told
 from .bench import Bench
 from .follower import TraceFollower
 from .load import Pool
 from .orders import COPY_FAULTS, MESSAGE_FAULTS, FaultDesk
 from .plan import Plan, make_plan
+from .ports import free_port_range
 from .switch import VARIABLE
 
 MODEL_NAME = "chaos"
@@ -56,8 +55,6 @@ OUR_MODULES = "|".join(
     sorted(path.stem for path in Path(__file__).parent.parent.glob("*.py") if path.stem != "__init__")
 )
 OUR_ERRORS = re.compile(rf"ERROR \S+ \S+ \[(?:\S*/)?(?:{OUR_MODULES})\.py:\d+\] (.*)")
-PORTS = range(20000, 30000)
-"""Below those that the kernel gives out by itself."""
 
 
 class ChaosSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,19 +78,20 @@ def run_chaos(settings: ChaosSettings, console: Console) -> ChaosReport:
     model = make_model(work / "model-gqa", "gqa")
     references = _references(str(model), work, pool, console)
     desk = FaultDesk(work / "faults")
-    running = LocalSet(_set_spec(str(model), work, _free_ports(2)))
+    running = LocalSet(_set_spec(str(model), work, free_port_range(2)))
 
     def around(what: str) -> AbstractContextManager[None]:
         return waiting(console, what)
 
     try:
         running.start(around)
-        bench, held = asyncio.run(_broken(running, plan, pool, references, desk, work, console))
+        bench, held, living = asyncio.run(_broken(running, plan, pool, references, desk, work, console))
     finally:
         running.stop()
     with waiting(console, "holding the traces against the spec"):
         conformance = conform([work / "traces"])
-    report = _report(plan, settings.minutes, bench, held, desk, conformance, work)
+    unfinished = [one for one in conformance.unfinished if Path(one.file).name in living]
+    report = _report(plan, settings.minutes, bench, held, desk, conformance, unfinished, work)
     if settings.json_file is not None:
         report.write(settings.json_file)
     if settings.keep or not report.is_well:
@@ -150,7 +148,8 @@ async def _broken(
     desk: FaultDesk,
     work: Path,
     console: Console,
-) -> tuple[Bench, list[BlocksHeld]]:
+) -> tuple[Bench, list[BlocksHeld], set[str]]:
+    """Return the bench, what was held after its end, and the traces whose writers lived to see it."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(timeout=None, limits=limits, trust_env=False) as client:
         follower = TraceFollower(work / "traces")
@@ -160,7 +159,8 @@ async def _broken(
         running.check()
         with waiting(console, "waiting for the last blocks to be let go"):
             held = await _held(running, client)
-        return bench, held
+        follower.poll()
+        return bench, held, follower.living()
 
 
 async def _held(running: LocalSet, client: httpx.AsyncClient) -> list[BlocksHeld]:
@@ -189,6 +189,7 @@ def _report(
     held: list[BlocksHeld],
     desk: FaultDesk,
     conformance: Conformance,
+    unfinished: list[Unfinished],
     work: Path,
 ) -> ChaosReport:
     kinds = Counter(bench.injected)
@@ -207,6 +208,7 @@ def _report(
             if one.blocks
         ),
         *([violation.sentence] if violation is not None else []),
+        *(f"not at its end: {one.transfer}, {one.machine} in {one.state}" for one in unfinished[:SHOWN]),
         *errors[:3],
     ]
     planned = {f"message {fault}" for fault in MESSAGE_FAULTS} | set(COPY_FAULTS)
@@ -227,6 +229,7 @@ def _report(
         blocks_held=held,
         traces=conformance.summary,
         traces_refused=int(violation is not None),
+        transfers_unfinished=len({one.transfer for one in unfinished}),
         errors_logged=len(errors),
         findings=findings,
     )
@@ -240,16 +243,3 @@ def _errors_logged(logs: Path) -> list[str]:
             if error:
                 found.append(f"{log.name}: {error.group(1)}")
     return found
-
-
-def _free_ports(number: int) -> str:
-    """Return a range of just so many ports that nobody uses: what is restarted then gets its old one."""
-    while True:
-        first = PORTS[secrets.randbelow(len(PORTS) - number)]
-        try:
-            for port in range(first, first + number):
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        return f"{first}-{first + number - 1}"

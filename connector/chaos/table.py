@@ -28,6 +28,7 @@ def print_report(console: Console, report: ChaosReport) -> None:
             for one in report.blocks_held
         ),
         f"traces refused: {report.traces_refused} ({report.traces})",
+        f"transfers that have not come to their end: {report.transfers_unfinished}",
         f"errors logged by the connector: {report.errors_logged}",
     ]
     if report.never_injected:

@@ -7,7 +7,7 @@ import pytest
 from dfirst.connector.demo_model import BYTES, EOS, STAMP, VOCABULARY, Kind, make_model
 from dfirst.connector.engine_spec import block_tokens, uses_mla
 
-KINDS: tuple[Kind, ...] = ("gqa", "mla")
+KINDS: tuple[Kind, ...] = ("gqa", "mqa", "mla")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -39,7 +39,7 @@ def test_another_kind_in_the_same_directory_replaces_the_first(tmp_path: Path) -
 
 
 def test_an_unknown_kind_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no demo model of kind 'moe': choose one of gqa, mla"):
+    with pytest.raises(ValueError, match="no demo model of kind 'moe': choose one of gqa, mqa, mla"):
         make_model(tmp_path, "moe")  # type: ignore[arg-type]
 
 

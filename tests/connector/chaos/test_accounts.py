@@ -78,6 +78,7 @@ def report(*findings: str, faults: int = 1) -> ChaosReport:
         blocks_held=[BlocksHeld(engine="prefill", blocks=0, seconds=0.0)],
         traces="",
         traces_refused=0,
+        transfers_unfinished=0,
         errors_logged=0,
         findings=list(findings),
     )

@@ -95,6 +95,16 @@ def test_a_stream(response: httpx.Response, verdict: Verdict) -> None:
     assert judged(response, stream=True) == verdict
 
 
+@pytest.mark.parametrize(("tokens", "verdict"), [((), "aborted"), ((1,), "aborted"), ((4,), "wrong")])
+def test_a_stream_that_an_abort_ends_without_a_word(tokens: tuple[int, ...], verdict: Verdict) -> None:
+    async def answer(request: httpx.Request) -> httpx.Response:
+        return stream(*(chunk(token) for token in tokens))
+
+    exchange = asked(True)
+    exchange.abort_ordered = True
+    assert run(exchange, answer) == verdict
+
+
 def test_a_connection_that_breaks() -> None:
     async def refuse(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused")
