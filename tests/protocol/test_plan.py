@@ -304,7 +304,6 @@ def test_cached_tokens_are_whole_blocks():
     ("changes", "reason"),
     [
         ({"model": "other"}, "different models"),
-        ({"block_size": 8}, "block sizes differ"),
         ({"heads": 8}, "number of KV heads differs"),
         ({"parts": ("k", "v")}, "in one and k, v in the other"),
         ({"content": 8}, "bytes in the other"),
@@ -322,12 +321,17 @@ def test_engines_that_cannot_work_together_are_refused_with_both_layouts_and_the
     assert "decode-1 (TP 2," in message
 
 
+def test_blocks_of_different_sizes_that_must_stay_whole_are_refused():
+    with pytest.raises(LayoutMismatch, match=r"block sizes differ \(4 and 8 tokens\) and blocks of layer 0"):
+        pair_of(Engine(sliceable=False), Engine(sliceable=False, block_size=8))
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"cp_size": 2}, "context parallelism on the decode side"),
-        ({"first_kv_head": 2}, "holds 4 KV heads from number 2, but the model has 4"),
-        ({"kv_head_count": 3}, "no rank of the decode side holds KV head 3"),
+        ({"cp_size": 2}, "says that 2 ranks split the tokens, and its engine has 1"),
+        ({"first_kv_head": 2}, "holds KV heads 2 to 5, but the model has 4"),
+        ({"kv_head_count": 3}, "no rank of the decode side holds KV head 3 of layer 0"),
         ({"kv_head_count": 0}, "says that it holds 0 KV heads"),
     ],
 )
@@ -355,7 +359,9 @@ def test_a_block_outside_the_cache_is_never_copied():
         copies(leg, shard, shard, [0], [6], range(4))
     with pytest.raises(ValueError, match="block -1 is not one"):
         copies(leg, shard, shard, [-1], [0], range(4))
-    with pytest.raises(ValueError, match="1 target blocks were given"):
+    with pytest.raises(
+        ValueError, match="1 blocks of the decode rank were given where the tokens reach into block 2"
+    ):
         copies(leg, shard, shard, [0, 1], [0], range(8))
 
 
