@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from dfirst.spec.explore.commands import explore, simulate
 
+from .what_if.answer import HOW_TO_CHECK
+from .what_if.command import plan
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -249,6 +252,7 @@ def conform(
         typer.echo(line)
 
 
+app.command(epilog=HOW_TO_CHECK)(plan)
 app.command()(explore)
 app.command()(simulate)
 

@@ -1,8 +1,8 @@
 """Reads what a user writes for an engine: `tp=2,dp=1,devices=0+1`."""
 
-import msgspec
+from collections.abc import Sequence
 
-KNOWN = "tp, dp, devices"
+import msgspec
 
 
 class EngineLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,21 +22,12 @@ class EngineLayout(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_layout(text: str) -> EngineLayout:
     """Raises ValueError with one sentence that names the part that is wrong."""
-    values: dict[str, str] = {}
-    for part in text.split(","):
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or not value:
-            raise ValueError(f"{part.strip()!r} in {text!r} is not of the form key=value; write tp=2,dp=1")
-        if key not in ("tp", "dp", "devices"):
-            raise ValueError(f"there is no setting {key!r} for an engine (in {text!r}); known are {KNOWN}")
-        if key in values:
-            raise ValueError(f"{key} is given twice in {text!r}; give it once")
-        values[key] = value
+    values = read_settings(text, ("tp", "dp", "devices"), "tp=2,dp=1")
     named = values["devices"].split("+") if "devices" in values else []
-    devices = tuple(_number("devices", device, text, 0) for device in named)
+    devices = tuple(whole_number("devices", device, text, 0) for device in named)
     layout = EngineLayout(
-        tp=_number("tp", values.get("tp", "1"), text, 1),
-        dp=_number("dp", values.get("dp", "1"), text, 1),
+        tp=whole_number("tp", values.get("tp", "1"), text, 1),
+        dp=whole_number("dp", values.get("dp", "1"), text, 1),
         devices=devices,
     )
     if devices and len(devices) != layout.ranks:
@@ -44,6 +35,23 @@ def parse_layout(text: str) -> EngineLayout:
             f"{text!r} names {len(devices)} devices for {layout.ranks} ranks (tp x dp); name one for each"
         )
     return layout
+
+
+def read_settings(text: str, known: Sequence[str], example: str) -> dict[str, str]:
+    """Read `key=value,key=value`; raises ValueError with one sentence that names the part that is wrong."""
+    values: dict[str, str] = {}
+    for part in text.split(","):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not value:
+            raise ValueError(f"{part.strip()!r} in {text!r} is not of the form key=value; write {example}")
+        if key not in known:
+            raise ValueError(
+                f"there is no setting {key!r} for an engine (in {text!r}); known are {', '.join(known)}"
+            )
+        if key in values:
+            raise ValueError(f"{key} is given twice in {text!r}; give it once")
+        values[key] = value
+    return values
 
 
 def place(layouts: list[EngineLayout]) -> list[tuple[int, ...]]:
@@ -61,7 +69,8 @@ def place(layouts: list[EngineLayout]) -> list[tuple[int, ...]]:
     return places
 
 
-def _number(key: str, value: str, text: str, least: int) -> int:
+def whole_number(key: str, value: str, text: str, least: int) -> int:
+    """Read one value of a text; raises ValueError with one sentence that names it."""
     # isdecimal alone would accept digits that are not ASCII.
     if not (value.isascii() and value.isdecimal()) or int(value) < least:
         raise ValueError(f"{key} is {value!r} in {text!r}; give a whole number of at least {least}")

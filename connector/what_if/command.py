@@ -1,0 +1,235 @@
+"""The command ``dfirst plan``. What is heavy is imported when it runs."""
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+SIZES_HELP = (
+    "The {side} engine: tp, pp, pcp, dcp and dp, as in tp=8,pcp=2,dcp=8. What is left out is 1. An engine is "
+    "one data-parallel replica, so the plan is for one replica on each side, whatever dp says."
+)
+SPLIT_HELP = "Layers of each pipeline stage, as in 40,21; without it vLLM's rule."
+BLOCK_HELP = "Tokens in a block of the {side} engine, where that is not --block-size."
+SIZES = "Layouts"
+MODEL = "The model's KV cache"
+REQUEST = "The request"
+OUTPUT = "Output"
+
+
+class PlanMode(str, Enum):
+    BLOCKWISE = "blockwise"
+    LAYERWISE = "layerwise"
+
+
+class Convention(str, Enum):
+    A = "a"
+    B = "b"
+
+
+class KvLayout(str, Enum):
+    NHD = "nhd"
+    HND = "hnd"
+
+
+class CacheType(str, Enum):
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+    FP8 = "fp8"
+
+
+def plan(
+    prefill: Annotated[
+        str,
+        typer.Option(metavar="SIZES", help=SIZES_HELP.format(side="prefill"), rich_help_panel=SIZES),
+    ],
+    decode: Annotated[
+        str, typer.Option(metavar="SIZES", help="The decode engine, likewise.", rich_help_panel=SIZES)
+    ],
+    convention: Annotated[
+        Convention,
+        typer.Option(
+            help="Who splits the tokens. a: PCP and DCP both (vLLM up to 0.29 and its Ascend plug-in); b: "
+            "DCP alone, whose groups run over the PCP axis first (vLLM 0.30 and later).",
+            rich_help_panel=SIZES,
+        ),
+    ] = Convention.A,
+    block_size: Annotated[
+        int, typer.Option(help="Tokens in a block, as vLLM's --block-size.", rich_help_panel=SIZES)
+    ] = 128,
+    prefill_block_size: Annotated[
+        int | None, typer.Option(help=BLOCK_HELP.format(side="prefill"), rich_help_panel=SIZES)
+    ] = None,
+    decode_block_size: Annotated[
+        int | None, typer.Option(help=BLOCK_HELP.format(side="decode"), rich_help_panel=SIZES)
+    ] = None,
+    interleave: Annotated[
+        int | None,
+        typer.Option(
+            help="With context parallelism, the tokens that follow each other on one rank; without it one "
+            "block on each side.",
+            rich_help_panel=SIZES,
+        ),
+    ] = None,
+    prefill_layers: Annotated[
+        str | None, typer.Option(metavar="N,N", help=SPLIT_HELP, rich_help_panel=SIZES)
+    ] = None,
+    decode_layers: Annotated[
+        str | None, typer.Option(metavar="N,N", help="Likewise.", rich_help_panel=SIZES)
+    ] = None,
+    layers: Annotated[int, typer.Option(help="Layers with a KV cache.", rich_help_panel=MODEL)] = 61,
+    mla: Annotated[
+        bool,
+        typer.Option("--mla", help="Multi-head latent attention: one head for all.", rich_help_panel=MODEL),
+    ] = False,
+    kv_heads: Annotated[
+        int | None,
+        typer.Option(help="KV heads of the model (MQA: 1), unless it is MLA.", rich_help_panel=MODEL),
+    ] = None,
+    head_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Elements of K, and as many of V, of one head and token: 128 if not given. With --mla all "
+            "that a token has in a layer: 576, the latent's 512 and the 64 of the rotary part.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    dtype: Annotated[
+        CacheType, typer.Option(help="Of the KV cache.", rich_help_panel=MODEL)
+    ] = CacheType.BFLOAT16,
+    kv_layout: Annotated[
+        KvLayout,
+        typer.Option(
+            help="Inside a block: nhd keeps the heads of a token side by side, hnd the tokens of a head. It "
+            "decides how many copies heads take that go to different ranks.",
+            rich_help_panel=MODEL,
+        ),
+    ] = KvLayout.NHD,
+    whole_blocks: Annotated[
+        bool,
+        typer.Option(
+            "--whole-blocks",
+            help="Tokens cannot be cut out of a block, as in vLLM's attention on CPUs.",
+            rich_help_panel=MODEL,
+        ),
+    ] = False,
+    tokens: Annotated[int, typer.Option(help="Of the prompt.", rich_help_panel=REQUEST)] = 4096,
+    cached: Annotated[
+        int,
+        typer.Option(
+            help="Tokens at its start that the decode engine has already: whole blocks.",
+            rich_help_panel=REQUEST,
+        ),
+    ] = 0,
+    mode: Annotated[
+        PlanMode,
+        typer.Option(
+            help="Who moves: in blockwise decode ranks read, in layerwise prefill ranks write.",
+            rich_help_panel=REQUEST,
+        ),
+    ] = PlanMode.BLOCKWISE,
+    transfer_id: Annotated[
+        str,
+        typer.Option(
+            help="Chooses which of several replicas serve, as a router's ids do.", rich_help_panel=REQUEST
+        ),
+    ] = "what-if",
+    transfers: Annotated[
+        int,
+        typer.Option(help="Also count the load over so many random ids.", rich_help_panel=REQUEST),
+    ] = 0,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it.", rich_help_panel=OUTPUT)] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            help="Every leg with its layers, heads and token ranges, and every copy as block and offset on "
+            "both sides; - writes it to the standard output and nothing else. See below.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+) -> None:
+    """Say who copies what from whom between two layouts, without starting anything.
+
+    dfirst plan --prefill tp=8,pcp=2,dcp=8 --decode tp=8,dcp=4,dp=2 --mla --tokens 4096
+
+    Prints what each rank holds, who reads what from whom, bytes and copies, the load of each rank, whom each
+    rank waits for before it frees its blocks, and who releases a rank that nobody reads. The plan is the one
+    that running engines follow. Ends with 1 and one sentence if the two cannot work together.
+    """
+    from . import answer, drawing, tables
+    from .question import Question, at_least, read_engine, read_model
+    from .work_out import WhatIf
+
+    try:
+        for option, value, least in (
+            ("--tokens", tokens, 1),
+            ("--cached", cached, 0),
+            ("--transfers", transfers, 0),
+            ("--layers", layers, 1),
+            ("--kv-heads", kv_heads, 1),
+            ("--head-size", head_size, 1),
+            ("--block-size", block_size, 1),
+            ("--prefill-block-size", prefill_block_size, 1),
+            ("--decode-block-size", decode_block_size, 1),
+            ("--interleave", interleave, 1),
+        ):
+            at_least(option, value, least)
+        question = Question(
+            prefill=read_engine(
+                "prefill",
+                prefill,
+                block_tokens=prefill_block_size or block_size,
+                interleave=interleave,
+                layer_split=prefill_layers,
+                convention=convention.value,
+            ),
+            decode=read_engine(
+                "decode",
+                decode,
+                block_tokens=decode_block_size or block_size,
+                interleave=interleave,
+                layer_split=decode_layers,
+                convention=convention.value,
+            ),
+            model=read_model(layers, mla=mla, kv_heads=kv_heads, head_size=head_size, dtype=dtype.value),
+            prompt_tokens=tokens,
+            cached_tokens=cached,
+            mode=mode.value,
+            transfer_id=transfer_id,
+            transfers=transfers,
+            heads_outside=kv_layout is KvLayout.HND,
+            whole_blocks=whole_blocks,
+        )
+        found = WhatIf(question).answer(with_copies=json_file is not None)
+    except ValueError as error:
+        _fail(str(error), 2)
+    to_stdout = json_file == Path("-")
+    if to_stdout:
+        typer.echo(answer.encode(found), nl=False)
+    elif json_file is not None:
+        _write("--json", json_file, answer.encode(found))
+    if svg is not None and found.refusal is None:
+        _write("--svg", svg, drawing.svg(found))
+    if found.refusal is not None:
+        _fail(found.refusal, 1)
+    if not to_stdout:
+        from rich.console import Console
+
+        tables.show(found, Console())
+
+
+def _write(option: str, file: Path, content: bytes) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    except OSError as error:
+        _fail(f"{option}: {file} cannot be written: {error.strerror}", 2)
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(status)

@@ -1,0 +1,130 @@
+"""What `dfirst plan` is asked: two layouts, a model and a prompt, read from the words of the command line."""
+
+from collections.abc import Sequence
+
+import msgspec
+from dfirst.protocol.modes import BLOCKWISE
+from dfirst.protocol.parallel import CONVENTION_A, ParallelSizes
+
+from ..engine_options import read_settings, whole_number
+
+AXES = ("tp", "pp", "pcp", "dcp", "dp")
+EXAMPLE = "tp=8,dcp=4,dp=2"
+
+MLA_LATENT, MLA_ROPE = 512, 64
+MLA_HEAD_SIZE = MLA_LATENT + MLA_ROPE
+"""Elements of a token in a layer of DeepSeek's models: the latent and the rotary part, stored once."""
+HEAD_SIZE = 128
+"""Elements of K, and as many of V, of one head and token in most models of grouped-query attention."""
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "fp8": 1}
+TRANSFER_ID = "what-if"
+
+
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a model decides the size of its KV cache."""
+
+    layers: int
+    kv_heads: int
+    """1 for MLA."""
+    is_mla: bool
+    content_bytes: int
+    """K and V of one head and token in one layer (MLA: the latent and the rotary part)."""
+
+    def __str__(self) -> str:
+        if self.is_mla:
+            return "MLA"
+        return f"GQA with {self.kv_heads} KV heads" if self.kv_heads > 1 else "MQA"
+
+
+class EngineQuestion(msgspec.Struct, frozen=True, kw_only=True):
+    """One side: an engine, which is one data-parallel replica of what was asked for."""
+
+    sizes: ParallelSizes
+    dp: int
+    block_tokens: int
+    interleave: int
+    layer_split: tuple[int, ...] = ()
+    """Layers of each pipeline stage; empty leaves it to vLLM's rule."""
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole question. Tokens are counted from the prompt's first."""
+
+    prefill: EngineQuestion
+    decode: EngineQuestion
+    model: ModelShape
+    prompt_tokens: int
+    cached_tokens: int = 0
+    mode: str = BLOCKWISE
+    transfer_id: str = TRANSFER_ID
+    transfers: int = 0
+    """Over so many random transfer ids the load is counted; 0 leaves that out."""
+    heads_outside: bool = False
+    """Whether a block holds all tokens of a head side by side (HND), or all heads of a token (NHD)."""
+    whole_blocks: bool = False
+    """Whether tokens cannot be cut out of a block, as in vLLM's attention on CPUs."""
+
+
+def at_least(option: str, value: int | None, least: int) -> None:
+    """Raise ``ValueError`` in one sentence for a number that is too small; None was not given."""
+    if value is not None and value < least:
+        raise ValueError(f"{option} is {value}; give a whole number of at least {least}")
+
+
+def read_model(
+    layers: int, *, mla: bool, kv_heads: int | None, head_size: int | None, dtype: str
+) -> ModelShape:
+    """Raises ``ValueError`` in one sentence."""
+    if mla == (kv_heads is not None):
+        given = f"--mla and --kv-heads {kv_heads}" if mla else "neither of them"
+        raise ValueError(
+            f"give either --mla or --kv-heads N, which say what the cache of a token is; it was {given}"
+        )
+    if dtype not in DTYPE_BYTES:
+        raise ValueError(f"--dtype {dtype} is not known: use one of {', '.join(DTYPE_BYTES)}")
+    elements = (head_size or MLA_HEAD_SIZE) if mla else 2 * (head_size or HEAD_SIZE)
+    return ModelShape(
+        layers=layers, kv_heads=kv_heads or 1, is_mla=mla, content_bytes=elements * DTYPE_BYTES[dtype]
+    )
+
+
+def read_engine(
+    side: str,
+    text: str,
+    *,
+    block_tokens: int,
+    interleave: int | None = None,
+    layer_split: str | None = None,
+    convention: str = CONVENTION_A,
+) -> EngineQuestion:
+    """Read `tp=8,pcp=2,dcp=8`; raises ``ValueError`` in one sentence. ``side`` is prefill or decode.
+
+    Whether the sizes go together is for the plan to say: it depends on the model.
+    """
+    option = f"--{side}"
+    try:
+        written = read_settings(text, AXES, EXAMPLE)
+        values = {axis: whole_number(axis, written.get(axis, "1"), text, 1) for axis in AXES}
+    except ValueError as error:
+        raise ValueError(f"{option}: {error}") from error
+    if interleave is not None and block_tokens % interleave:
+        raise ValueError(
+            f"--interleave {interleave} does not divide the {side} side's block of {block_tokens} tokens: "
+            "use a number that does"
+        )
+    dp = values.pop("dp")
+    return EngineQuestion(
+        sizes=ParallelSizes(**values, convention=convention),
+        dp=dp,
+        block_tokens=block_tokens,
+        interleave=interleave or block_tokens,
+        layer_split=() if layer_split is None else _split(f"--{side}-layers", layer_split),
+    )
+
+
+def _split(option: str, text: str) -> tuple[int, ...]:
+    parts: Sequence[str] = [part.strip() for part in text.split(",")]
+    try:
+        return tuple(whole_number("a stage", part, text, 1) for part in parts)
+    except ValueError as error:
+        raise ValueError(f"{option}: {error}, as in 40,21") from error

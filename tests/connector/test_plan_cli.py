@@ -1,0 +1,319 @@
+"""`dfirst plan`: its JSON is checked by the definition of the layouts alone, with nothing of the planner."""
+
+import itertools
+import xml.etree.ElementTree as ET
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+from dfirst.connector.cli import app
+from dfirst.connector.what_if.answer import LegAnswer, PlanAnswer, SideAnswer
+from typer.testing import CliRunner, Result
+
+LAYERS = 3
+SMALL = ["--layers", str(LAYERS), "--head-size", "1", "--dtype", "fp8", "--block-size", "4"]
+MLA, GQA = ["--mla"], ["--kv-heads", "4"]
+
+PAIRS = [
+    pytest.param("tp=2", "tp=2", GQA, id="equal"),
+    pytest.param("tp=4", "tp=2", GQA, id="fewer on D"),
+    pytest.param("tp=2", "tp=4", GQA, id="more on D"),
+    pytest.param("tp=2", "tp=4", [*GQA, "--kv-layout", "hnd"], id="heads outside"),
+    pytest.param("tp=2", "tp=4", [*GQA, "--whole-blocks"], id="whole blocks"),
+    pytest.param("tp=8", "tp=2", ["--kv-heads", "2"], id="replicas on P"),
+    pytest.param("tp=3", "tp=2", ["--kv-heads", "6"], id="heads that overlap"),
+    pytest.param("tp=2,pp=2", "tp=1", [*GQA, "--prefill-layers", "2,1"], id="uneven stages on P"),
+    pytest.param("tp=1,pp=3", "pp=2", [*GQA, "--decode-layers", "1,2"], id="stages on both"),
+    pytest.param("tp=4,dp=2", "tp=4,dp=2", MLA, id="MLA replicas"),
+    pytest.param("tp=8,pcp=2,dcp=8", "tp=8,dcp=4,dp=2", MLA, id="MLA, context parallel on both"),
+    pytest.param("tp=8,pcp=2,dcp=2", "tp=4,dcp=4,dp=4", MLA, id="MLA, wider on D"),
+    pytest.param("tp=8,pcp=2", "tp=4,dcp=2", MLA, id="MLA, PCP to DCP"),
+    pytest.param("tp=8,pcp=2,dcp=2", "tp=4,dp=4", GQA, id="GQA, context parallel on P"),
+    pytest.param("tp=16,dcp=2", "tp=8,dcp=2,dp=2", GQA, id="GQA, DCP on both"),
+    pytest.param("tp=4,pcp=2,dcp=8", "tp=4,dcp=2", [*MLA, "--convention", "b"], id="convention b"),
+    pytest.param("tp=2", "tp=2", [*GQA, "--prefill-block-size", "8"], id="larger blocks on P"),
+    pytest.param("tp=2", "tp=2", [*GQA, "--decode-block-size", "16"], id="larger blocks on D"),
+    pytest.param("tp=4,dcp=4", "tp=2,dcp=2", [*MLA, "--interleave", "1"], id="token by token"),
+    pytest.param(
+        "tp=4,dcp=4", "tp=2", [*MLA, "--prefill-block-size", "8", "--interleave", "2"], id="all at once"
+    ),
+]
+REQUESTS = [
+    pytest.param(["--tokens", "70"], id="inside a block"),
+    pytest.param(["--tokens", "70", "--cached", "32"], id="cached prefix"),
+    pytest.param(["--tokens", "3"], id="short"),
+]
+
+
+def dfirst(*words: str) -> Result:
+    return CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, words)
+
+
+def plan(prefill: str, decode: str, *words: str) -> Result:
+    return dfirst("plan", "--prefill", prefill, "--decode", decode, *words)
+
+
+def answer(prefill: str, decode: str, *words: str) -> PlanAnswer:
+    result = plan(prefill, decode, *words, "--json", "-")
+    assert result.exit_code == 0, result.output
+    return msgspec.json.decode(result.stdout, type=PlanAnswer)
+
+
+class Side:
+    """An engine by definition: what the ranks of these sizes hold, and where. Convention a, and of convention
+    b the case of PCP with DCP over all ranks."""
+
+    def __init__(self, sizes: str, words: list[str], side: str, tokens: int) -> None:
+        values = {axis: int(size) for axis, size in (part.split("=") for part in sizes.split(","))}
+        self.tp, self.pp, self.pcp, self.dcp = (values.get(axis, 1) for axis in ("tp", "pp", "pcp", "dcp"))
+        options = dict(itertools.pairwise(words))
+        self.heads = int(options.get("--kv-heads", 1))
+        self.block = int(options.get(f"--{side}-block-size", 4))
+        self.interleave = int(options.get("--interleave", self.block))
+        self.conventional = options.get("--convention", "a")
+        self.tokens = tokens
+        split = options.get(f"--{side}-layers")
+        counts = [int(count) for count in split.split(",")] if split else [LAYERS // self.pp] * self.pp
+        firsts = [0, *itertools.accumulate(counts)]
+        self.stages = [list(range(first, end)) for first, end in itertools.pairwise(firsts)]
+
+    def ranks(self) -> list[tuple[int, int, int]]:
+        return list(itertools.product(range(self.pp), range(self.pcp), range(self.tp)))
+
+    def layers_of(self, rank: int) -> list[int]:
+        return self.stages[self.ranks()[rank][0]]
+
+    def heads_of(self, rank: int) -> list[int]:
+        tp_rank = self.ranks()[rank][2]
+        if self.tp >= self.heads:
+            return [tp_rank // (self.tp // self.heads)]
+        count = self.heads // self.tp
+        return list(range(tp_rank * count, tp_rank * count + count))
+
+    def tokens_of(self, rank: int) -> list[int]:
+        _, pcp_rank, tp_rank = self.ranks()[rank]
+        if self.conventional == "a":
+            cp_size, cp_rank = self.pcp * self.dcp, pcp_rank * self.dcp + tp_rank % self.dcp
+        else:
+            cp_size, cp_rank = self.dcp, (tp_rank * self.pcp + pcp_rank) % self.dcp
+        return [token for token in range(self.tokens) if token // self.interleave % cp_size == cp_rank]
+
+
+def ranges(tokens: list[int]) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for token in tokens:
+        if found and found[-1][1] == token:
+            found[-1] = (found[-1][0], token + 1)
+        else:
+            found.append((token, token + 1))
+    return found
+
+
+def slots(side: SideAnswer, rank: int) -> dict[int, tuple[int, int]]:
+    """The (head, place in the block) of each offset of a block at which one begins."""
+    return {
+        number * side.head_stride_bytes + place * side.token_stride_bytes: (head, place)
+        for number, head in enumerate(side.ranks[rank].heads)
+        for place in range(side.block_tokens)
+    }
+
+
+def moved(found: PlanAnswer, leg: LegAnswer, source: Side, target: Side) -> list[tuple[int, int]]:
+    """What a leg moves of each layer, copy by copy: (head, token). Both ends must mean the same."""
+    assert found.prefill is not None
+    assert found.decode is not None
+    content = found.prefill.content_bytes
+    here, there = slots(found.prefill, leg.prefill_rank), slots(found.decode, leg.decode_rank)
+    source_tokens, target_tokens = source.tokens_of(leg.prefill_rank), target.tokens_of(leg.decode_rank)
+    pieces = []
+    for copy in leg.copies_of_a_layer:
+        for step in range(0, copy.bytes, content):
+            head, place = here[copy.source_offset + step]
+            other_head, other_place = there[copy.target_offset + step]
+            assert head == other_head
+            number = copy.source_block * found.prefill.block_tokens + place
+            other_number = copy.target_block * found.decode.block_tokens + other_place
+            behind_the_end = number >= len(source_tokens)
+            assert behind_the_end == (other_number >= len(target_tokens))
+            if not behind_the_end:
+                assert source_tokens[number] == target_tokens[other_number]
+                pieces.append((head, source_tokens[number]))
+    return pieces
+
+
+@pytest.mark.parametrize("request_words", REQUESTS)
+@pytest.mark.parametrize(("prefill", "decode", "words"), PAIRS)
+def test_every_layer_head_and_token_arrives_once_and_in_its_place(
+    prefill: str, decode: str, words: list[str], request_words: list[str]
+) -> None:
+    found = answer(prefill, decode, *SMALL, *words, *request_words)
+    source = Side(prefill, words, "prefill", found.prompt_tokens)
+    target = Side(decode, words, "decode", found.prompt_tokens)
+    arrived: Counter[tuple[int, int, int, int]] = Counter()
+    for leg in found.legs:
+        pieces = moved(found, leg, source, target)
+        tokens = sorted({token for _, token in pieces})
+        assert leg.token_ranges == ranges(tokens)
+        assert leg.tokens == len(tokens)
+        assert leg.heads == sorted({head for head, _ in pieces})
+        assert leg.copies == len(leg.copies_of_a_layer) * len(leg.layers)
+        assert leg.bytes == sum(copy.bytes for copy in leg.copies_of_a_layer) * len(leg.layers)
+        for layer in leg.layers:
+            assert layer in source.layers_of(leg.prefill_rank)
+            arrived.update((leg.decode_rank, layer, head, token) for head, token in pieces)
+    wanted = Counter(
+        (rank, layer, head, token)
+        for rank in range(len(target.ranks()))
+        for layer in target.layers_of(rank)
+        for head in target.heads_of(rank)
+        for token in target.tokens_of(rank)
+        if token >= found.cached_tokens
+    )
+    assert arrived == wanted
+
+
+@pytest.mark.parametrize(("prefill", "decode", "words"), PAIRS)
+def test_ranks_are_told_as_they_are(prefill: str, decode: str, words: list[str]) -> None:
+    found = answer(prefill, decode, *SMALL, *words, "--tokens", "70")
+    for name, sizes, side in (("prefill", prefill, found.prefill), ("decode", decode, found.decode)):
+        assert side is not None
+        defined = Side(sizes, words, name, 70)
+        assert [(rank.pp_rank, rank.pcp_rank, rank.tp_rank) for rank in side.ranks] == defined.ranks()
+        for rank in side.ranks:
+            assert rank.layers == defined.layers_of(rank.rank)
+            assert rank.heads == defined.heads_of(rank.rank)
+            assert rank.token_ranges == ranges(defined.tokens_of(rank.rank))
+            like = (rank.layers, rank.heads, rank.token_ranges)
+            assert rank.replicas == [
+                other.rank for other in side.ranks if (other.layers, other.heads, other.token_ranges) == like
+            ]
+
+
+@pytest.mark.parametrize(("prefill", "decode", "words"), PAIRS)
+def test_every_prefill_rank_is_waited_out_or_released_by_somebody(
+    prefill: str, decode: str, words: list[str]
+) -> None:
+    found = answer(prefill, decode, *SMALL, *words, "--tokens", "70", "--cached", "64")
+    assert found.prefill is not None
+    assert found.decode is not None
+    released = Counter(rank for one in found.decode.ranks for rank in one.releases)
+    for rank in found.prefill.ranks:
+        readers = sorted({leg.decode_rank for leg in found.legs if leg.prefill_rank == rank.rank})
+        assert rank.peers == readers
+        assert released[rank.rank] == (not readers)
+        releasers = [one.rank for one in found.decode.ranks if rank.rank in one.releases]
+        assert rank.waits_for == (readers or releasers)
+
+
+def test_in_layerwise_decode_ranks_wait_for_their_writers() -> None:
+    found = answer("tp=8,pcp=2", "tp=4", *SMALL, *MLA, "--tokens", "70", "--mode", "layerwise")
+    assert found.prefill is not None
+    assert found.decode is not None
+    for rank in found.decode.ranks:
+        writers = sorted({leg.prefill_rank for leg in found.legs if leg.decode_rank == rank.rank})
+        assert rank.waits_for == rank.peers == writers
+        assert writers
+    assert not any(rank.waits_for for rank in found.prefill.ranks)
+    assert not any(rank.releases for rank in found.decode.ranks)
+
+
+def test_the_load_is_relative_to_the_replicas() -> None:
+    found = answer("tp=4", "tp=1", *SMALL, *MLA, "--tokens", "64", "--transfers", "1000")
+    assert found.prefill is not None
+    assert sorted(rank.load for rank in found.prefill.ranks) == [0, 0, 0, 4]
+    assert found.load is not None
+    assert sum(found.load.bytes) == 1000 * found.bytes
+    mean = 1000 * found.bytes / 4
+    assert found.load.load == [sent / mean for sent in found.load.bytes]
+    assert max(found.load.load) < 1.2
+
+
+def test_the_transfer_id_chooses_among_replicas() -> None:
+    servers = {
+        answer("tp=4", "tp=1", *SMALL, *MLA, "--transfer-id", f"t{number}").legs[0].prefill_rank
+        for number in range(40)
+    }
+    assert servers == {0, 1, 2, 3}
+
+
+def test_the_sizes_of_a_token_are_those_of_the_model() -> None:
+    mla = answer("tp=1", "tp=1", "--mla", "--layers", "61", "--tokens", "10")
+    assert mla.bytes in (10 * 61 * 576 * 2, 128 * 61 * 576 * 2)
+    assert mla.prefill is not None
+    assert mla.prefill.content_bytes == 576 * 2
+    gqa = answer("tp=1", "tp=1", "--kv-heads", "8", "--dtype", "fp8")
+    assert gqa.prefill is not None
+    assert gqa.prefill.content_bytes == 2 * 128
+
+
+def test_the_tables_fold_what_is_alike_and_fit_on_a_screen() -> None:
+    shown = plan("tp=8,pcp=2,dcp=8", "tp=8,dcp=4,dp=2", "--mla").output
+    assert "P0, P4, P8, P12 to D0, D4" in shown
+    assert "one of 2 data-parallel replicas" in shown
+    assert len(shown.splitlines()) < 60
+    assert max(len(line.rstrip()) for line in shown.splitlines()) <= 140
+
+
+def test_a_rank_that_nobody_reads_is_seen_to_be_released() -> None:
+    shown = plan("tp=4", "tp=1", "--mla").output
+    assert "nobody" in shown
+    assert "releases unread" in shown
+
+
+def test_a_pair_that_cannot_work_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    words = ["--kv-heads", "4", "--whole-blocks", "--decode-block-size", "64"]
+    result = plan("tp=2", "tp=2", *words, "--json", str(file), "--svg", str(tmp_path / "plan.svg"))
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert "TP 2, GQA with 4 KV heads, block size 128" in result.stderr
+    assert "TP 2, GQA with 4 KV heads, block size 64" in result.stderr
+    assert "cannot work together" in result.stderr
+    found = msgspec.json.decode(file.read_bytes(), type=PlanAnswer)
+    assert result.stderr == f"error: {found.refusal}\n"
+    assert not (tmp_path / "plan.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("prefill", "words", "named"),
+    [
+        ("tp=x", ["--mla"], ["--prefill", "'x'"]),
+        ("tp=2,ep=4", ["--mla"], ["--prefill", "'ep'", "tp, pp, pcp, dcp, dp"]),
+        ("tp=3", ["--kv-heads", "4"], ["--prefill", "4 KV heads", "TP 3"]),
+        ("tp=4,dcp=3", ["--mla"], ["--prefill", "DCP 3"]),
+        ("tp=2", [], ["--mla", "--kv-heads"]),
+        ("tp=2", ["--mla", "--kv-heads", "7"], ["--mla", "--kv-heads 7"]),
+        ("tp=2", ["--mla", "--interleave", "3"], ["--interleave 3", "128"]),
+        ("pp=2", ["--mla", "--prefill-layers", "40,20"], ["61 layers", "40, 20"]),
+        ("pp=2", ["--mla", "--prefill-layers", "40,x"], ["--prefill-layers", "'x'"]),
+        ("tp=2", ["--mla", "--cached", "100"], ["100"]),
+        ("tp=2", ["--mla", "--tokens", "0"], ["--tokens is 0", "at least 1"]),
+        ("tp=2", ["--mla", "--convention", "c"], ["--convention", "'c'"]),
+        ("tp=2", ["--mla", "--json", "/dev/null/plan.json"], ["--json", "/dev/null/plan.json"]),
+    ],
+)
+def test_bad_values_are_named(prefill: str, words: list[str], named: list[str]) -> None:
+    result = plan(prefill, "tp=2", *words)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    for word in named:
+        assert word in result.stderr
+
+
+def test_the_picture_has_every_rank_and_leg(tmp_path: Path) -> None:
+    file = tmp_path / "pictures" / "plan.svg"
+    words = [*SMALL, *MLA, "--tokens", "70"]
+    assert plan("tp=8,pcp=2", "tp=4,dcp=2", *words, "--svg", str(file)).exit_code == 0
+    found = answer("tp=8,pcp=2", "tp=4,dcp=2", *words)
+    assert found.decode is not None
+    root = ET.parse(file).getroot()
+    name = "{http://www.w3.org/2000/svg}"
+    tooltips = [title.text or "" for title in root.iter(f"{name}title")]
+    for leg in found.legs:
+        assert sum(text.startswith(f"P{leg.prefill_rank} to D{leg.decode_rank}:") for text in tooltips) == 1
+    releases = sum(len(rank.releases) for rank in found.decode.ranks)
+    assert len(list(root.iter(f"{name}path"))) == len(found.legs) + releases
+    boxes = {text.split()[0] for text in tooltips if " holds " in text}
+    assert boxes == {f"P{rank}" for rank in range(16)} | {f"D{rank}" for rank in range(4)}
