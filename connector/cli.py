@@ -10,6 +10,8 @@ from dfirst.spec.explore.commands import explore, simulate
 from .what_if.answer import HOW_TO_CHECK
 from .what_if.command import plan
 
+from .chaos.commands import chaos
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -253,6 +255,7 @@ def conform(
 
 
 app.command(epilog=HOW_TO_CHECK)(plan)
+app.command()(chaos)
 app.command()(explore)
 app.command()(simulate)
 

@@ -34,6 +34,8 @@ class LocalSetSpec(msgspec.Struct, frozen=True, kw_only=True):
     load_failure_policy: LoadFailurePolicy = "recompute"
     connector_config: dict[str, Any] = {}
     vllm_args: tuple[str, ...] = ()
+    # Of the engines, beside what they inherit.
+    environment: dict[str, str] = {}
 
 
 def silently(what: str) -> AbstractContextManager[None]:
@@ -134,5 +136,6 @@ class LocalSet:
                 connector_config=config,
                 devices=devices,
                 vllm_args=spec.vllm_args,
+                environment=spec.environment,
             )
         )

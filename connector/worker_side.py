@@ -16,6 +16,7 @@ from ..protocol.effects import Report
 from ..protocol.messages import Sender
 from ..protocol.rank import RankCore
 from ..protocol.shards import RankEntry, Shard
+from .chaos.switch import ordered_faults
 from .data_path import DataPath
 from .extra_config import ExtraConfig
 from .layout import describe_layout, memory_ranges, model_fingerprint, shard_of
@@ -126,13 +127,15 @@ class WorkerSide:
         # The engine rounds the copy time-out up, and the environment may set another one.
         timing = config.core_timing(engine.copy_timeout_seconds, engine.quarantine_seconds)
         engine.register(memory_ranges(kv_caches))
-        channel = SideChannel(host, config.ports)
         transfer_config = self._vllm_config.kv_transfer_config
         engine_id = (transfer_config and transfer_config.engine_id) or ""
+        faults = ordered_faults(engine_id, rank)
+        channel = (faults.channel if faults else SideChannel)(host, config.ports)
+        copier = faults.engine(engine) if faults else engine
         sender = Sender(engine_id, rank, secrets.token_hex(8))
         tracer = Tracer(config.trace_path, engine_id, rank, "rank")
         core = RankCore(timing, sender, tracer)
-        self._loop = RankLoop(core, channel, shard, lambda loop: DataPath(engine, loop.post), tracer)
+        self._loop = RankLoop(core, channel, shard, lambda loop: DataPath(copier, loop.post), tracer)
         self._loop.start()
         logger.info(
             "rank %d of %s: side channel on %s:%d (open to whoever reaches it), data port %s",
