@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from dfirst.spec.explore.commands import explore, simulate
 
+from .chaos.commands import chaos
 from .what_if.answer import HOW_TO_CHECK
 from .what_if.command import plan
-
-from .chaos.commands import chaos
 
 if TYPE_CHECKING:
     from rich.console import Console
