@@ -32,6 +32,13 @@ class DecodeLayerwise(OwnerTransfer):
         return request.writers(own_rank)
 
     @guard
+    def nothing_due(self, _payload: object) -> bool:
+        """Whether this rank holds none of the tokens that are to come, whoever writes."""
+        return not self.core.peers.holds_tokens(
+            self.core.sender.rank, range(self.cached_tokens, self.prompt_tokens)
+        )
+
+    @guard
     def all_done(self, _payload: object) -> bool:
         """Whether every expected writer said DONE."""
         states = self.expected_states()

@@ -3,6 +3,7 @@
 from .messages import Sender
 from .plan import LayoutMismatch, PairPlan, plan_pair
 from .shards import Directory, RankEntry, layout_digest
+from .tokens import holds_any
 
 MAX_DIRECTORIES = 1024
 """How many directories are kept; the oldest goes first. A restarted engine has a new one each time."""
@@ -43,6 +44,12 @@ class PeerBook:
     def rank(self, digest: str, rank: int) -> RankEntry:
         """Return a rank's entry in a directory that is known."""
         return next(entry for entry in self._directories[digest].ranks if entry.rank == rank)
+
+    def holds_tokens(self, rank: int, tokens: range) -> bool:
+        """Return whether a rank of this engine holds any of these tokens; True while that is not known."""
+        if self.own is None:
+            return True
+        return any(entry.rank == rank and holds_any(entry.shard, tokens) for entry in self.own.ranks)
 
     def holds(self, digest: str, sender: Sender) -> bool:
         """Return whether the sender is a rank of the directory, by engine, number and incarnation."""

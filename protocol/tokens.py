@@ -44,6 +44,11 @@ def places_of(shard: Shard, tokens: Int64Array) -> Int64Array:
     return tokens // stride * shard.interleave + tokens % shard.interleave
 
 
+def holds_any(shard: Shard, tokens: range) -> bool:
+    """Return whether the shard holds a token of the range (step 1)."""
+    return bool(tokens) and (shard.cp_size == 1 or bool(len(common_runs(shard, shard, tokens)[0])))
+
+
 def common_runs(source: Shard, target: Shard, tokens: range) -> tuple[Int64Array, Int64Array]:
     """Return the tokens of a range (step 1) that both shards hold: first tokens and lengths, ascending."""
     if not tokens:

@@ -6,7 +6,7 @@ from dfirst.protocol.timing import Timing
 
 from .forge import cancel, done, query, stop
 from .rows import takes
-from .world import KEY, World
+from .world import KEY, PROMPT, World
 
 SHORT_HOLD = Timing(hold_seconds=5.0)
 SHORT_DEADLINE = Timing(transfer_deadline_seconds=8.0)
@@ -111,6 +111,13 @@ def test_a_writer_that_the_plan_does_not_name_is_refused_and_binds_nothing():
     assert world.deliver() == ["D0>P0 Gone"] * 2
     query(world, "P0", "D0")
     assert world.deliver() == ["D0>P0 Metadata"]
+
+
+@takes("DL43")
+def test_a_rank_to_which_nothing_is_to_come_is_complete_by_itself():
+    world = World(met=True)
+    world.accept(cached=PROMPT)
+    assert (world.state("D0"), world.reports) == ("FREED", [("D0", "received")])
 
 
 @takes("DL14", "DL36")

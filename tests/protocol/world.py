@@ -266,12 +266,12 @@ class World:
         for rank in self.ranks("D"):
             self.give(rank, commands.Renounce(key, remote(self.engines["P"])))
 
-    def accept(self, key: TransferKey = KEY) -> None:
+    def accept(self, key: TransferKey = KEY, cached: int = 0) -> None:
         for rank in self.ranks("D"):
             self.give(
                 rank,
                 commands.AcceptPush(
-                    key=key, request_id="d-req", block_ids=BLOCKS, prompt_tokens=PROMPT, cached_tokens=0
+                    key=key, request_id="d-req", block_ids=BLOCKS, prompt_tokens=PROMPT, cached_tokens=cached
                 ),
             )
 

@@ -80,6 +80,8 @@ class Stage(TracedWorld):
         key = TransferKey(command.options.get("transfer", KEY.transfer_id), int(command.number("attempt", 0)))
         if verb == "pull":
             self.pull(int(command.number("cached", 0)), key)
+        elif verb == "accept":
+            self.accept(key, int(command.number("cached", 0)))
         elif verb == "abort":
             self.abort(engine, key)
         elif verb in ("crash", "restart"):
@@ -233,11 +235,13 @@ class Stage(TracedWorld):
                 sender, KEY, 1, target, mode, digest, int(command.number("prompt", PROMPT)), 0, 0.0
             )
         elif kind == "DONE":
-            message = wire.Done(sender, KEY, target, mode, digest, PROMPT, 0)
+            numbers = int(command.number("sequence", 99)), int(command.number("grant", 0))
+            message = wire.Done(sender, KEY, *numbers, target, mode, digest, PROMPT, 0)
         elif kind == "METADATA":
-            message = wire.Metadata(sender, KEY, int(command.number("sequence", 1)), 20.0, [1, 2, 3])
+            message = wire.Metadata(sender, KEY, int(command.number("sequence", 1)), 20.0, [1, 2, 3], 1)
         else:
-            message = wire.Stopped(sender, KEY, target, mode, "it gave up")
+            number = int(command.number("sequence", 99))
+            message = wire.Stopped(sender, KEY, number, target, mode, "it gave up")
         self.forged = True
         self._forge(name, rank, message)
 
