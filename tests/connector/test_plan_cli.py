@@ -3,6 +3,7 @@
 import itertools
 import xml.etree.ElementTree as ET
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -39,9 +40,10 @@ PAIRS = [
         "tp=4,dcp=4", "tp=2", [*MLA, "--prefill-block-size", "8", "--interleave", "2"], id="all at once"
     ),
 ]
+CACHED = ["--tokens", "70", "--cached", "32"]
 REQUESTS = [
     pytest.param(["--tokens", "70"], id="inside a block"),
-    pytest.param(["--tokens", "70", "--cached", "32"], id="cached prefix"),
+    pytest.param(CACHED, id="cached prefix"),
     pytest.param(["--tokens", "3"], id="short"),
 ]
 
@@ -54,6 +56,7 @@ def plan(prefill: str, decode: str, *words: str) -> Result:
     return dfirst("plan", "--prefill", prefill, "--decode", decode, *words)
 
 
+@cache
 def answer(prefill: str, decode: str, *words: str) -> PlanAnswer:
     result = plan(prefill, decode, *words, "--json", "-")
     assert result.exit_code == 0, result.output
@@ -175,7 +178,7 @@ def test_every_layer_head_and_token_arrives_once_and_in_its_place(
 
 @pytest.mark.parametrize(("prefill", "decode", "words"), PAIRS)
 def test_ranks_are_told_as_they_are(prefill: str, decode: str, words: list[str]) -> None:
-    found = answer(prefill, decode, *SMALL, *words, "--tokens", "70")
+    found = answer(prefill, decode, *SMALL, *words, *CACHED)
     for name, sizes, side in (("prefill", prefill, found.prefill), ("decode", decode, found.decode)):
         assert side is not None
         defined = Side(sizes, words, name, 70)
@@ -194,7 +197,7 @@ def test_ranks_are_told_as_they_are(prefill: str, decode: str, words: list[str])
 def test_every_prefill_rank_is_waited_out_or_released_by_somebody(
     prefill: str, decode: str, words: list[str]
 ) -> None:
-    found = answer(prefill, decode, *SMALL, *words, "--tokens", "70", "--cached", "64")
+    found = answer(prefill, decode, *SMALL, *words, *CACHED)
     assert found.prefill is not None
     assert found.decode is not None
     released = Counter(rank for one in found.decode.ranks for rank in one.releases)
