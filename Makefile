@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3.11
 DEMO_ARGS ?= --json demo.json
 READY := $(VENV)/.ready
 
-.PHONY: help venv demo test test-fast bench-core lint diagrams clean
+.PHONY: help venv demo test test-full test-fast bench-core lint diagrams clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -21,6 +21,9 @@ demo: $(READY) ## prompts through real engines in both modes, checked token for 
 	@"$(VENV)/bin/dfirst" demo $(DEMO_ARGS)
 
 test: test-fast ## everything, with real engines (about 20 minutes)
+	@"$(VENV)/bin/python" -m pytest -m "e2e and not full" $(PYTEST_ARGS)
+
+test-full: test-fast ## also every layout, more crashes and eight minutes of chaos (about an hour)
 	@"$(VENV)/bin/python" -m pytest -m e2e $(PYTEST_ARGS)
 
 test-fast: lint ## what starts no vLLM server (under 90 seconds)
