@@ -13,6 +13,7 @@ import zmq.asyncio
 from ..protocol.messages import MAX_MESSAGE_BYTES, Ack, Cancel, Error, Message, Sender, TransferKey
 from ..protocol.modes import OWNER
 from ..protocol.timing import Timing
+from .curve import CurveKeys
 from .router.cancel import RankAddress
 from .side_channel import HEADER, bracketed
 
@@ -29,8 +30,10 @@ MAX_SOCKETS = 256
 class SideChannelCanceller:
     """Says CANCEL to ranks until they acknowledge it, or for a few seconds."""
 
-    def __init__(self, timing: Timing | None = None) -> None:
+    def __init__(self, timing: Timing | None = None, keys: CurveKeys | None = None) -> None:
+        """With ``keys`` only ranks of their deployment are told anything."""
         self._timing = timing or Timing()
+        self._keys = keys
         self._sender = Sender("router", -1, secrets.token_hex(8))
         self._context: zmq.asyncio.Context | None = None
         self._turns = asyncio.Semaphore(MAX_SOCKETS)
@@ -65,7 +68,13 @@ class SideChannelCanceller:
                 logger.warning("%s: %s:%d cannot be told: %s", key.transfer_id, rank.host, rank.port, error)
                 return
         if not acknowledged:
-            logger.warning("%s: %s:%d did not hear of its end", key.transfer_id, rank.host, rank.port)
+            logger.warning(
+                "%s: %s:%d did not hear of its end: its leases will end by themselves%s",
+                key.transfer_id,
+                rank.host,
+                rank.port,
+                "" if self._keys else " (if its engine has curve_keys, this router needs --curve-keys)",
+            )
 
     async def _repeat(self, rank: RankAddress, message: Cancel) -> bool:
         """Say it until it is acknowledged; return whether it was."""
@@ -75,21 +84,25 @@ class SideChannelCanceller:
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.IPV6, 1)
             socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+            if self._keys is not None:
+                self._keys.secure_asker(socket)
             socket.connect(f"tcp://{bracketed(rank.host)}:{rank.port}")
             for _ in range(ATTEMPTS):
-                await socket.send_multipart([HEADER, msgspec.msgpack.encode(message)])
                 try:
-                    return await asyncio.wait_for(
-                        self._answer(socket, message.key), self._timing.done_retry_seconds
-                    )
+                    return await asyncio.wait_for(self._ask(socket, message), self._timing.done_retry_seconds)
                 except asyncio.TimeoutError:
                     continue
             return False
         finally:
             socket.close()
 
-    async def _answer(self, socket: zmq.asyncio.Socket, key: TransferKey) -> bool:
-        """Wait for the rank's word on this transfer; return whether it is an acknowledgement."""
+    async def _ask(self, socket: zmq.asyncio.Socket, message: Cancel) -> bool:
+        """Say it once and wait for the rank's word on it; return whether it is an acknowledgement.
+
+        Even saying it may have to wait: for a rank whose keys are others there is no connection.
+        """
+        key = message.key
+        await socket.send_multipart([HEADER, msgspec.msgpack.encode(message)])
         while True:
             frames = await socket.recv_multipart()
             try:

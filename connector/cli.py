@@ -8,6 +8,7 @@ import typer
 from dfirst.spec.explore.commands import explore, simulate
 
 from .chaos.commands import chaos
+from .bench.commands import bench
 from .what_if.answer import HOW_TO_CHECK
 from .what_if.command import plan
 
@@ -47,6 +48,9 @@ MODE_HELP = (
     "decode engine pulls it when the prompt is computed; blockwise-d-first: so too, but both engines hear of "
     "the request at once; layerwise: the prefill engine pushes each layer "
     "while it computes the next."
+)
+KEYS_HELP = (
+    "The keys of this deployment, made with dfirst keys; engines name the same directory as curve_keys."
 )
 LAYOUT_HELP = "tp=2,dp=1 gives the ranks; devices=0+1 the accelerators, by their place."
 LAYOUTS_HELP = "Repeat it for several; tp=1 if none is given."
@@ -111,6 +115,7 @@ def up(
         typer.Option(help="One more argument for every engine: --vllm-arg=--trust-remote-code. Repeat it."),
     ] = None,
     work_dir: Annotated[Path, typer.Option(help="For logs and the demo model.")] = Path(".demo"),
+    curve_keys: Annotated[Path | None, typer.Option(help=KEYS_HELP)] = None,
 ) -> None:
     """Start prefill engines, decode engines and the router on this host, and keep them until Ctrl-C.
 
@@ -123,6 +128,7 @@ def up(
     prefill_layouts = tuple(read_layout("--prefill", text) for text in prefill or ["tp=1"])
     decode_layouts = tuple(read_layout("--decode", text) for text in decode or ["tp=1"])
     need_vllm()
+    from .curve import read_engine_keys, read_router_keys
     from .demo_model import make_model
     from .launch import LaunchError
     from .local_set import LocalSetSpec
@@ -131,7 +137,10 @@ def up(
 
     try:
         check_port(host, port)
-    except LaunchError as error:
+        if curve_keys is not None:
+            read_engine_keys(str(curve_keys))
+            read_router_keys(str(curve_keys))
+    except (ValueError, LaunchError) as error:
         fail(str(error), status=2)
 
     work = work_dir.resolve()
@@ -148,6 +157,7 @@ def up(
         mode=mode.value,
         host=host,
         router_port=port,
+        curve_keys=None if curve_keys is None else str(curve_keys.resolve()),
         max_model_len=max_model_len,
         vllm_args=tuple(vllm_arg or ()),
     )
@@ -171,6 +181,7 @@ def router(
         str | None,
         typer.Option(help="Where decode engines reach this router, when that is not its --host."),
     ] = None,
+    curve_keys: Annotated[Path | None, typer.Option(help=KEYS_HELP)] = None,
 ) -> None:
     """Serve /v1/completions and /v1/chat/completions in front of engines that run already.
 
@@ -190,10 +201,34 @@ def router(
             port=port,
             mode=parse_mode(mode.value),
             advertised_host=advertised_host,
+            curve_keys=None if curve_keys is None else str(curve_keys),
         )
+        run_router(settings)
     except (ValueError, LaunchError) as error:
         fail(str(error), status=2)
-    run_router(settings)
+
+
+@app.command()
+def keys(
+    directory: Annotated[Path, typer.Argument(help="The directory to write them to.")],
+) -> None:
+    """Make the keys that close the side channel to strangers: one pair for the engines, one for routers.
+
+    dfirst keys /etc/dfirst/keys
+
+    Copy engines.key, engines.key_secret and routers.key to every engine's host and name the directory there
+    as "curve_keys" in the extra config; copy engines.key and routers.key_secret to every router's host.
+    """
+    from .curve import make_keys
+
+    try:
+        written = make_keys(directory)
+    except ValueError as error:
+        fail(str(error), status=2)
+    except OSError as error:
+        fail(f"the keys cannot be written to {directory}: {error.strerror}", status=2)
+    for file in written:
+        typer.echo(f"wrote {file}")
 
 
 @app.command()
@@ -253,6 +288,7 @@ def conform(
         typer.echo(line)
 
 
+app.add_typer(bench, name="bench")
 app.command(epilog=HOW_TO_CHECK)(plan)
 app.command()(chaos)
 app.command()(explore)

@@ -68,6 +68,7 @@ class RouterSpec(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode = "blockwise"
     host: str = "127.0.0.1"
     port: int = 0
+    curve_keys: str | None = None
 
 
 def router_command(spec: RouterSpec, port: int) -> list[str]:
@@ -77,6 +78,8 @@ def router_command(spec: RouterSpec, port: int) -> list[str]:
         command += ["--prefill", url]
     for url in spec.decode:
         command += ["--decode", url]
+    if spec.curve_keys is not None:
+        command += ["--curve-keys", spec.curve_keys]
     return command
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from ..protocol.modes import MODES
 from ..protocol.timing import Timing
+from .curve import CurveKeys, read_engine_keys
 
 PROTOCOLS = ("tcp", "rdma", "ascend")
 
@@ -27,6 +28,8 @@ class ExtraConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """``tcp``, ``rdma`` or ``ascend``; empty: rdma where the host has such a device, else tcp."""
     modes: tuple[str, ...] = MODES
     """The ways to move a cache that this engine takes part in."""
+    curve_keys: str = ""
+    """Directory with the keys (``dfirst keys``) that close the side channel to strangers; empty: open."""
     trace_path: str = ""
     """Directory to which each process writes what happens, one JSON line an event; empty: nowhere."""
     metaserver_timeout_seconds: float = 5.0
@@ -41,6 +44,10 @@ class ExtraConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=True)
             return range(0)
         first, dash, last = self.port_range.partition("-")
         return range(int(first), int(last if dash else first) + 1)
+
+    def keys(self) -> CurveKeys | None:
+        """Read the keys of the side channel; None where it is open."""
+        return read_engine_keys(self.curve_keys) if self.curve_keys else None
 
     @property
     def write_tail_seconds(self) -> float:
@@ -93,6 +100,7 @@ def _problems(config: ExtraConfig) -> Iterator[str]:
     if config.mooncake_protocol not in ("", *PROTOCOLS):
         yield f"mooncake_protocol is {config.mooncake_protocol!r} and must be one of {', '.join(PROTOCOLS)}"
     yield from _address_problems(config)
+    yield from _key_problems(config)
     yield from _timing_problems(config)
 
 
@@ -106,6 +114,13 @@ def _address_problems(config: ExtraConfig) -> Iterator[str]:
         return
     if config.port_range and not (len(ports) and ports[0] > 0 and ports[-1] < 65536):
         yield f"port_range is {config.port_range!r} and must go up, within 1-65535"
+
+
+def _key_problems(config: ExtraConfig) -> Iterator[str]:
+    try:
+        config.keys()
+    except ValueError as error:
+        yield str(error)
 
 
 def _timing_problems(config: ExtraConfig) -> Iterator[str]:

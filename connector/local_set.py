@@ -32,6 +32,8 @@ class LocalSetSpec(msgspec.Struct, frozen=True, kw_only=True):
     prefill_chunk_tokens: int | None = None
     kv_cache_bytes: int | None = None
     load_failure_policy: LoadFailurePolicy = "recompute"
+    # The directory with the keys of the side channel, for the engines and the router.
+    curve_keys: str | None = None
     connector_config: dict[str, Any] = {}
     vllm_args: tuple[str, ...] = ()
     # Of the engines, beside what they inherit.
@@ -67,6 +69,7 @@ class LocalSet:
                 mode=spec.mode,
                 host=spec.host,
                 port=spec.router_port,
+                curve_keys=spec.curve_keys,
             )
         )
 
@@ -119,6 +122,8 @@ class LocalSet:
         config = dict(spec.connector_config)
         if spec.traces is not None:
             config["trace_path"] = str(spec.traces)
+        if spec.curve_keys is not None:
+            config["curve_keys"] = spec.curve_keys
         return Engine(
             EngineSpec(
                 role=role,

@@ -14,22 +14,33 @@ from typing import Any, cast
 
 import msgspec
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from ..protocol.messages import MAX_MESSAGE_BYTES, PROTOCOL, VERSION, Error, Message
+from .curve import CurveKeys
 
 logger = logging.getLogger(__name__)
 
 HEADER = f"{PROTOCOL}/{VERSION}".encode()
 MAX_PEERS = 4096
 """Connections to other ranks that are kept open; the one that was idle longest goes first."""
+_OWN_SOCKETS = 16
+"""The listener's, its monitor's and the gate's; more than there are."""
 RECEIVE_BATCH = 256
 """Messages that one call takes from a socket, so that a flood cannot hold the caller."""
 LOG_EVERY_SECONDS = 30.0
 QUEUE_MESSAGES = 10_000
 """Messages that wait for a peer that does not take them; further ones are dropped."""
+RECONNECT_SECONDS = 1.0
+"""A connection at least this old that takes nothing is made anew."""
 LAST_WORDS_MS = 200
 """For messages that are on their way when the channel is closed."""
 
+_REFUSALS = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
 _INCOMING = b"R"
 _OUTGOING = b"D"
 
@@ -37,17 +48,26 @@ _OUTGOING = b"D"
 class SideChannel:
     """Messages in and out. Used by one thread."""
 
-    def __init__(self, host: str, ports: range) -> None:
-        """Listen at ``host``, on the first free of ``ports`` (any free one if empty)."""
+    def __init__(self, host: str, ports: range, keys: CurveKeys | None = None) -> None:
+        """Listen at ``host``, on the first free of ``ports`` (any free one if empty). With ``keys`` only
+        parties of this deployment are heard, and nothing is told to others.
+        """
         self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, MAX_PEERS + _OWN_SOCKETS)
+        self._keys = keys
+        self._gate = keys.gate(self._context) if keys else None
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(cast(Any, Message))
         self._peers: dict[bytes, zmq.Socket[bytes]] = {}
+        self._connected_at: dict[bytes, float] = {}
         self._last_log = -math.inf
         self.counters: Counter[str] = Counter()
         self.poller = zmq.Poller()
         self._router = self._socket(zmq.ROUTER)
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        if keys:
+            keys.secure_listener(self._router)
+        self._refusals = self._router.get_monitor_socket(_REFUSALS)
         self.host = host
         try:
             self.port = self._bind(host, ports)
@@ -55,6 +75,7 @@ class SideChannel:
             self.close()
             raise
         self.poller.register(self._router, zmq.POLLIN)
+        self.poller.register(self._refusals, zmq.POLLIN)
 
     def send(self, host: str, port: int, message: Message) -> None:
         """Send a message to the rank that listens there."""
@@ -70,14 +91,19 @@ class SideChannel:
 
     def receive(self) -> Iterator[tuple[bytes, Message]]:
         """Return the messages that have arrived, each with the route back."""
+        self._note_refusals()
         yield from self._drain(self._router, None)
         for name, socket in list(self._peers.items()):
             yield from self._drain(socket, name)
 
     def close(self) -> None:
         """Close every socket; what is not sent within ``LAST_WORDS_MS`` is given up."""
+        self._router.disable_monitor()
+        self._refusals.close(linger=0)
         for socket in (*self._peers.values(), self._router):
             socket.close(linger=LAST_WORDS_MS)
+        if self._gate is not None:
+            self._gate.stop()
         self._context.term()
 
     def _bind(self, host: str, ports: range) -> int:
@@ -111,18 +137,28 @@ class SideChannel:
         if socket is None:
             socket = self._socket(zmq.DEALER)
             try:
+                if self._keys:
+                    self._keys.secure_asker(socket)
                 socket.connect(f"tcp://{name.decode()}")
             except BaseException:
                 socket.close(linger=0)
                 raise
             self.poller.register(socket, zmq.POLLIN)
+            self._connected_at[name] = time.monotonic()
         self._peers[name] = socket  # the last one in the order was used last
         if len(self._peers) > MAX_PEERS:
-            oldest = next(iter(self._peers))
-            idle = self._peers.pop(oldest)
-            self.poller.unregister(idle)
-            idle.close(linger=0)
+            self._give_up(next(iter(self._peers)))
         return socket
+
+    def _age_seconds(self, name: bytes) -> float:
+        return time.monotonic() - self._connected_at[name]
+
+    def _give_up(self, name: bytes) -> None:
+        """Close the connection to a peer; the next message makes a new one."""
+        socket = self._peers.pop(name)
+        del self._connected_at[name]
+        self.poller.unregister(socket)
+        socket.close(linger=0)
 
     def _send_to_peer(self, name: bytes, message: Message) -> None:
         try:
@@ -137,7 +173,12 @@ class SideChannel:
                 error,
             )
             return
+        before = self.counters["not_sent"]
         self._send(socket, [], message)
+        if self.counters["not_sent"] > before and self._age_seconds(name) > RECONNECT_SECONDS:
+            # ZeroMQ gives an address up for good where no rank of this deployment answered, and by now a new
+            # rank may listen there.
+            self._give_up(name)
 
     def _send(self, socket: "zmq.Socket[bytes]", route: list[bytes], message: Message) -> None:
         try:
@@ -174,6 +215,23 @@ class SideChannel:
                 # Only here: two sides that answered each other's errors would never stop.
                 self.reply(route, Error(reason=str(error)))
             return None
+
+    def _note_refusals(self) -> None:
+        """Count the connections that did not come about, and say so: the other side learns no reason."""
+        for _ in range(RECEIVE_BATCH):
+            if not self._refusals.poll(0):
+                return
+            recv_monitor_message(self._refusals)
+            self.counters["refused_connections"] += 1
+            self._complain(
+                "a connection to %s:%d was refused (%d so far): %s",
+                self.host,
+                self.port,
+                self.counters["refused_connections"],
+                f"its key is not in {self._keys.directory}, or it has none"
+                if self._keys
+                else "it uses CURVE keys or speaks no ZeroMQ, and this rank has no curve_keys",
+            )
 
     def _complain(self, text: str, *values: object) -> None:
         now = time.monotonic()

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_OPEN = "open to whoever reaches that address (curve_keys closes it)"
+
 
 @dataclass
 class RankHandshake(KVConnectorHandshakeMetadata):
@@ -130,20 +132,22 @@ class WorkerSide:
         transfer_config = self._vllm_config.kv_transfer_config
         engine_id = (transfer_config and transfer_config.engine_id) or ""
         faults = ordered_faults(engine_id, rank)
-        channel = (faults.channel if faults else SideChannel)(host, config.ports)
+        channel = (faults.channel if faults else SideChannel)(host, config.ports, config.keys())
         copier = faults.engine(engine) if faults else engine
         sender = Sender(engine_id, rank, secrets.token_hex(8))
         tracer = Tracer(config.trace_path, engine_id, rank, "rank")
         core = RankCore(timing, sender, tracer)
         self._loop = RankLoop(core, channel, shard, lambda loop: DataPath(copier, loop.post), tracer)
         self._loop.start()
-        logger.info(
-            "rank %d of %s: side channel on %s:%d (open to whoever reaches it), data port %s",
+        logger.log(
+            logging.INFO if config.curve_keys else logging.WARNING,
+            "rank %d of %s: data port %s, side channel on %s:%d, %s",
             rank,
             engine_id,
+            engine.data_address,
             host,
             channel.port,
-            engine.data_address,
+            f"closed to all without a key of {config.curve_keys}" if config.curve_keys else _OPEN,
         )
         return RankEntry(
             rank=rank,

@@ -141,11 +141,13 @@ def run_router(settings: RouterSettings) -> None:
     """Serve until told to stop; cancellations go over the engines' side channel."""
     # Here and not above: applications with another canceller need no side channel.
     from ..cancel import SideChannelCanceller
+    from ..curve import read_router_keys
 
+    keys = read_router_keys(settings.curve_keys) if settings.curve_keys else None
     # One line for each request to an engine says nothing that the metrics don't.
     logging.getLogger("httpx").setLevel(logging.WARNING)
     uvicorn.run(
-        create_app(settings, SideChannelCanceller()),
+        create_app(settings, SideChannelCanceller(keys=keys)),
         host=settings.host,
         port=settings.port,
         access_log=False,

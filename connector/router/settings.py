@@ -32,6 +32,8 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     """For requests without the header ``X-DFirst-Mode``. The mode's name may be given instead."""
     advertised_host: str | None = None
     """Where decode engines reach this router; None: ``host``, or this machine's address towards them."""
+    curve_keys: str | None = None
+    """Directory with the keys by which engines with ``curve_keys`` know this router."""
 
     max_body_bytes: int = 32 * 1024 * 1024
     max_concurrent_requests: int = 1024

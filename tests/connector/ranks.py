@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from dfirst.connector.curve import CurveKeys
 from dfirst.connector.data_path import DataPath
 from dfirst.connector.mooncake_engine import MooncakeEngine
 from dfirst.connector.push_feed import Layer
@@ -71,7 +72,9 @@ class Rank:
         self.engine.close()
 
 
-def start_rank(name: str, timing: Timing, fill: int | None = None, trace: str = "") -> Rank:
+def start_rank(
+    name: str, timing: Timing, fill: int | None = None, trace: str = "", keys: CurveKeys | None = None
+) -> Rank:
     """Start a rank that is a whole engine; its cache holds random bytes, or ``fill`` everywhere."""
     shape = (LAYERS, BLOCKS, HEADS, BLOCK_SIZE, CONTENT)
     generator = np.random.default_rng(7)
@@ -81,7 +84,7 @@ def start_rank(name: str, timing: Timing, fill: int | None = None, trace: str = 
     engine = MooncakeEngine(HOST, "tcp", timing.copy_timeout_seconds, timing.quarantine_seconds)
     base = cache.ctypes.data
     engine.register([(base, cache.nbytes)])
-    channel = SideChannel(HOST, range(0))
+    channel = SideChannel(HOST, range(0), keys)
     shard = Shard(
         total_kv_heads=HEADS,
         first_kv_head=0,
