@@ -1,7 +1,6 @@
 """A run while it goes on: clients, faults and what they come to, in one event loop."""
 
 import asyncio
-import logging
 import os
 import signal
 import time
@@ -11,7 +10,6 @@ from collections.abc import Sequence
 import httpx
 import msgspec
 
-from ...protocol.commands import RemoteRank
 from ..demo_client import Answer
 from ..engine_spec import Mode
 from ..launch import Engine, Server, is_healthy
@@ -22,9 +20,10 @@ from .deaf import DeafListener
 from .follower import TraceFollower
 from .load import Pool, Question, question
 from .orders import FaultDesk
-from .outages import Outages
+from .outages import GRACE_SECONDS, Outages
 from .plan import (
     CROWD_SECONDS,
+    MODES,
     Abort,
     Crowd,
     DeafPeer,
@@ -38,14 +37,14 @@ from .plan import (
     Tamper,
 )
 
-logger = logging.getLogger(__name__)
-
 TICK_SECONDS = 0.03
 RESTART_SECONDS = 400.0
 DRAIN_SECONDS = 150.0
 """For the requests under way at the end: longer than any of them may take."""
 NO_PUSH_SECONDS = 20.0
 """For pushes to end before a worker is stopped for longer than their lease."""
+LAST_QUESTIONS = 4
+"""In each mode, when all faults are over."""
 TRIES = 3
 """Requests that are sent out to be dropped in some state; not every one gets there."""
 DURING_OUTAGE_REQUESTS = 2
@@ -85,7 +84,7 @@ class Bench:
         self._desk = desk
         self._follower = follower
         self._client = client
-        self._deaf = DeafListener()
+        self._deaf = DeafListener(running.spec.host)
         self._lease_seconds = float(running.spec.connector_config["lease_seconds"])
         self._stall_seconds = float(running.spec.connector_config["stall_allowance_seconds"])
         self._numbers = 0
@@ -97,20 +96,17 @@ class Bench:
         self._layerwise = 0
         self._upheaval = asyncio.Lock()
         self._crowded_until = 0.0
+        self._over = False
 
     async def run(self) -> None:
         """Carry out the plan and wait for everything that it set going."""
-        await self._deaf.start(self._running.spec.host)
-        try:
+        with self._deaf:
             await self._drive()
-        finally:
-            for task in self._faults:
-                if not task.done():
-                    logger.info("%s goes on past the end", task.get_name())
+            self._over = True
             await self._gather(self._faults, RESTART_SECONDS)
             await self._gather(self._requests, DRAIN_SECONDS)
+            await self._ask_once_more()
             await self._count_preemptions()
-            await self._deaf.close()
 
     async def _drive(self) -> None:
         waiting = deque(self._plan.events)
@@ -135,6 +131,15 @@ class Bench:
         # Nobody could say anything to these clients.
         return self.outages.away("router")
 
+    async def _ask_once_more(self) -> None:
+        """All servers are there, and nobody breaks anything: nothing excuses an error now."""
+        await asyncio.sleep(GRACE_SECONDS)
+        for mode in MODES:
+            for _ in range(LAST_QUESTIONS):
+                self._numbers += 1
+                self._send(question(self._pool, self._plan.seed, self._numbers, mode=mode, long=True))
+        await self._gather(self._requests, DRAIN_SECONDS)
+
     # Requests
 
     def _next_request(self, passed: float) -> None:
@@ -151,6 +156,9 @@ class Bench:
         )
         if asked.mode == "layerwise" and self._no_pushes:
             asked = msgspec.structs.replace(asked, mode="blockwise")
+        self._send(asked, wish)
+
+    def _send(self, asked: Question, wish: Wish | None = None) -> None:
         task = asyncio.create_task(self._request(asked, wish), name=asked.client_id)
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)
@@ -245,7 +253,11 @@ class Bench:
         if isinstance(event, DeafPeer):
             await self._send_to_deaf_peer(event)
             return
+        if self._upheaval.locked() and isinstance(event, Pause) and not event.past_lease:
+            return  # there are many of these
         async with self._upheaval:
+            if self._over:
+                return
             if isinstance(event, Kill):
                 await self._kill(event.server)
             elif event.past_lease:
@@ -255,6 +267,7 @@ class Bench:
                 self.injected[f"worker of {event.engine} stopped"] += 1
 
     async def _pause(self, engine: EngineName, seconds: float) -> None:
+        self._follower.poll()
         workers = self._follower.workers(engine)
         if not workers:
             raise RuntimeError(f"{engine} has no worker that can be stopped")
@@ -274,6 +287,7 @@ class Bench:
         try:
             deadline = time.monotonic() + NO_PUSH_SECONDS
             while self._layerwise or self._follower.pushes():
+                self._follower.poll()
                 if time.monotonic() > deadline:
                     return
                 await asyncio.sleep(TICK_SECONDS)
@@ -311,15 +325,7 @@ class Bench:
             question(self._pool, self._plan.seed, self._numbers, mode=mode), stream=False
         )
         decodes = event.engine == "decode"
-        params = {
-            "do_remote_prefill": decodes,
-            "do_remote_decode": not decodes,
-            "transfer_id": f"deaf-{self._plan.seed}-{asked.number}",
-            "attempt": 0,
-            "remote_engine_id": "deaf",
-            "remote_ranks": [msgspec.to_builtins(RemoteRank(self._deaf.host, self._deaf.port, "deaf"))],
-            "layout_digest": "deaf",
-        }
+        params = self._deaf.params(f"deaf-{self._plan.seed}-{asked.number}", decodes=decodes)
         prompt, reference = self._pool.prompts[asked.prompt], self._references[asked.prompt]
         if not decodes:
             # A prefill engine is asked for one token.

@@ -1,34 +1,59 @@
 """A peer that accepts connections, reads all that it is told, and never answers."""
 
-import asyncio
 import contextlib
+import socket
+import threading
+from types import TracebackType
+from typing import Any
+
+NAME = "deaf"
 
 
 class DeafListener:
-    """Listens on a port of its own between `start` and `close`."""
+    """Listens on a port of its own inside `with`."""
 
-    def __init__(self) -> None:
-        self.host = ""
-        self.port = 0
-        self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.StreamWriter] = set()
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self._listener = socket.create_server((host, 0))
+        self._address = self._listener.getsockname()[:2]
+        self._connections: list[socket.socket] = []
 
-    async def start(self, host: str) -> None:
-        self._server = await asyncio.start_server(self._swallow, host, 0)
-        self.host, self.port = self._server.sockets[0].getsockname()[:2]
+    def params(self, transfer_id: str, *, decodes: bool) -> dict[str, Any]:
+        """Return the transfer parameters with which a router would send an engine to this peer."""
+        host, port = self._address
+        return {
+            "do_remote_prefill": decodes,
+            "do_remote_decode": not decodes,
+            "transfer_id": transfer_id,
+            "attempt": 0,
+            "remote_engine_id": NAME,
+            "remote_ranks": [{"host": host, "port": port, "incarnation": NAME}],
+            "layout_digest": NAME,
+        }
 
-    async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for connection in self._connections:
-            connection.close()
+    def __enter__(self) -> "DeafListener":
+        threading.Thread(target=self._accept, name="deaf-listener", daemon=True).start()
+        return self
 
-    async def _swallow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._connections.add(writer)
-        try:
-            with contextlib.suppress(ConnectionError):
-                while await reader.read(65536):
-                    pass
-        finally:
-            self._connections.discard(writer)
-            writer.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Closing alone does not wake who waits in accept or recv.
+        for each in (self._listener, *self._connections):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                connection, _ = self._listener.accept()
+                self._connections.append(connection)
+                threading.Thread(
+                    target=_read_all, args=(connection,), name="deaf-listener", daemon=True
+                ).start()
+
+
+def _read_all(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # closed, or reset by the peer
+        while connection.recv(65536):
+            pass
