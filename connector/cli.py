@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from dfirst.spec.explore.commands import explore, simulate
 
-from .chaos.commands import chaos
 from .bench.commands import bench
+from .chaos.commands import chaos
 from .what_if.answer import HOW_TO_CHECK
 from .what_if.command import plan
 
@@ -182,6 +182,15 @@ def router(
         typer.Option(help="Where decode engines reach this router, when that is not its --host."),
     ] = None,
     curve_keys: Annotated[Path | None, typer.Option(help=KEYS_HELP)] = None,
+    max_body_bytes: Annotated[
+        int | None, typer.Option(min=1, help="Longer requests are answered with 413.")
+    ] = None,
+    max_concurrent_requests: Annotated[
+        int | None, typer.Option(min=1, help="Further ones are answered with 503.")
+    ] = None,
+    request_timeout_seconds: Annotated[
+        float | None, typer.Option(min=1, help="Longer answers end with 504.")
+    ] = None,
 ) -> None:
     """Serve /v1/completions and /v1/chat/completions in front of engines that run already.
 
@@ -192,6 +201,11 @@ def router(
     from .router.server import run_router
     from .router.settings import RouterSettings, parse_mode
 
+    limits = {
+        "max_body_bytes": max_body_bytes,
+        "max_concurrent_requests": max_concurrent_requests,
+        "request_timeout_seconds": request_timeout_seconds,
+    }
     try:
         check_port(host, port)
         settings = RouterSettings(
@@ -202,6 +216,7 @@ def router(
             mode=parse_mode(mode.value),
             advertised_host=advertised_host,
             curve_keys=None if curve_keys is None else str(curve_keys),
+            **{name: value for name, value in limits.items() if value is not None},
         )
         run_router(settings)
     except (ValueError, LaunchError) as error:

@@ -82,7 +82,7 @@ class GenerationEndpoint:
         reply = Reply(send, exchange.request_id)
         if self._gate.inside >= self._gate.limit:
             limit = f"{self._gate.limit} requests are under way, the most this router takes: try again later"
-            await reply.error(RouterError(429, "rate_limit_error", limit))
+            await reply.error(RouterError(503, "server_error", limit))
         else:
             self._gate.inside += 1
             try:
@@ -94,6 +94,9 @@ class GenerationEndpoint:
             finally:
                 self._gate.inside -= 1
         outcome = "hang_up" if exchange.hung_up else reply.outcome
+        if exchange.hung_up:
+            seconds = time.monotonic() - exchange.started_at
+            logger.info("request %s: the client hung up after %.1f s", exchange.request_id, seconds)
         self._metrics.requests.labels(exchange.mode.value, outcome).inc()
         self._metrics.request_seconds.labels(exchange.mode.value).observe(
             time.monotonic() - exchange.started_at

@@ -52,7 +52,7 @@ class EngineError(RouterError):
     """An engine broke, stayed away or took too long."""
 
     def __init__(self, status: int, what: str, transfer_id: str, *, detail: str = "") -> None:
-        message = f"{what} (transfer {transfer_id})"
+        message = f"{what}{named(transfer_id)}"
         if detail:
             message += f": {detail}"
         super().__init__(status, "engine_error", message, reason=what)
@@ -87,6 +87,11 @@ class StreamedError(RouterError):
 
     def content(self) -> bytes:
         return self.payload
+
+
+def named(transfer_id: str) -> str:
+    """Return how a transfer is named at the end of a sentence; nothing where a call belongs to none."""
+    return f" (transfer {transfer_id})" if transfer_id else ""
 
 
 def engine_message(content: bytes) -> str:

@@ -1,14 +1,17 @@
 """The router as a FastAPI application, and the one process that serves it."""
 
+import copy
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import msgspec
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
@@ -17,15 +20,16 @@ from .body import Kind
 from .cancel import TransferCanceller
 from .endpoint import Gate, GenerationEndpoint, read_body
 from .engines import EnginePool
-from .errors import BadRequest, EngineError, RouterError
+from .errors import BadRequest, RouterError
 from .flows import Flows
 from .metrics import RouterMetrics
 from .settings import RouterSettings
-from .transfers import new_transfer_id
 from .upstream import EngineCall, EngineLink, make_http_client
 from .wire import MetaserverPost
 
 logger = logging.getLogger(__name__)
+
+MOST_PATH_SHOWN = 100
 
 
 class EngineHealth(msgspec.Struct):
@@ -63,6 +67,7 @@ def create_app(settings: RouterSettings, canceller: TransferCanceller) -> FastAP
     for kind in Kind:
         endpoint = GenerationEndpoint(kind, flows, settings, gate, metrics)
         app.router.routes.append(Route(kind.path, endpoint, methods=["POST"]))
+    app.add_exception_handler(HTTPException, answer_unrouted)
     add_metaserver(app, flows, settings, metrics)
     add_models(app, flows, link, settings.models_timeout_seconds)
     add_status(app, flows, metrics)
@@ -105,7 +110,7 @@ def add_models(app: FastAPI, flows: Flows, link: EngineLink, timeout_seconds: fl
         headers = {"accept-encoding": "identity"}
         if (authorization := request.headers.get("authorization")) and authorization.isascii():
             headers["authorization"] = authorization
-        call = EngineCall(method="GET", path="/v1/models", headers=headers, transfer_id=new_transfer_id())
+        call = EngineCall(method="GET", path="/v1/models", headers=headers)
         try:
             with anyio.fail_after(timeout_seconds):
                 async with link.open(flows.decode, call) as response:
@@ -114,7 +119,7 @@ def add_models(app: FastAPI, flows: Flows, link: EngineLink, timeout_seconds: fl
             return answer(error)
         except TimeoutError:
             what = f"the decode engine did not name its models within {timeout_seconds:g} seconds"
-            return answer(EngineError(504, what, call.transfer_id))
+            return answer(RouterError(504, "timeout_error", what))
 
 
 def add_status(app: FastAPI, flows: Flows, metrics: RouterMetrics) -> None:
@@ -137,6 +142,29 @@ def answer(error: RouterError) -> Response:
     return Response(error.content(), error.status, media_type=error.content_type)
 
 
+async def answer_unrouted(request: Request, error: Exception) -> Response:
+    """A path or a method that nothing here serves, in the form in which OpenAI's clients read errors."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path[:MOST_PATH_SHOWN]
+    if error.status_code == 405:
+        what = (
+            f"{request.method} is not served at {path!r}: use {(error.headers or {}).get('Allow', 'another')}"
+        )
+    else:
+        what = f"nothing is served at {path!r}: this router serves {', '.join(kind.path for kind in Kind)}"
+    told = answer(RouterError(error.status_code, "invalid_request_error", what))
+    told.headers.update(error.headers or {})
+    return told
+
+
+def logged_with_time() -> dict[str, Any]:
+    """Uvicorn's own log settings, with the time in each line and this package's lines among them."""
+    settings = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)
+    settings["formatters"]["default"]["fmt"] = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    settings["loggers"]["dfirst"] = {"handlers": ["default"], "level": "INFO", "propagate": False}
+    return settings
+
+
 def run_router(settings: RouterSettings) -> None:
     """Serve until told to stop; cancellations go over the engines' side channel."""
     # Here and not above: applications with another canceller need no side channel.
@@ -151,5 +179,6 @@ def run_router(settings: RouterSettings) -> None:
         host=settings.host,
         port=settings.port,
         access_log=False,
+        log_config=logged_with_time(),
         timeout_graceful_shutdown=max(1, round(settings.shutdown_seconds)),
     )

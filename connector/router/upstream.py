@@ -15,7 +15,7 @@ import httpx
 import msgspec
 
 from .engines import Engine, EnginePool
-from .errors import EngineError, EngineRejected, engine_message
+from .errors import EngineError, EngineRejected, engine_message, named
 from .metrics import RouterMetrics
 from .settings import RouterSettings
 
@@ -28,8 +28,8 @@ class EngineCall(msgspec.Struct, kw_only=True):
     method: str
     path: str
     headers: dict[str, str]
-    transfer_id: str
-    """For messages only."""
+    transfer_id: str = ""
+    """For messages only; empty where the call belongs to no transfer."""
     content: Callable[[int], bytes] | None = None
     """The body for the n-th try, counted from 0: each try may be a new attempt of the transfer."""
 
@@ -93,10 +93,10 @@ class EngineLink:
             except httpx.RequestError as error:
                 # Not the error's text: the library's messages may hold what was read.
                 logger.warning(
-                    "%s engine %s broke off transfer %s: %s",
+                    "%s engine %s broke off%s: %s",
                     pool.role,
                     engine.url,
-                    call.transfer_id,
+                    named(call.transfer_id),
                     type(error).__name__,
                 )
                 raise self._broken(pool, engine, call) from error
@@ -126,10 +126,10 @@ class EngineLink:
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             self._metrics.engine_failures.labels(pool.role, engine.url, "connect").inc()
             logger.warning(
-                "%s engine %s accepts no connection (transfer %s): %s; passed over for %g seconds",
+                "%s engine %s accepts no connection%s: %s; passed over for %g seconds",
                 pool.role,
                 engine.url,
-                call.transfer_id,
+                named(call.transfer_id),
                 error or type(error).__name__,
                 self._settings.retry_engine_after_seconds,
             )
@@ -153,9 +153,7 @@ class EngineLink:
             content_type = response.headers.get("content-type", "application/json")
             raise EngineRejected(pool.role, status, content, content_type)
         self._metrics.engine_failures.labels(pool.role, engine.url, "status").inc()
-        logger.warning(
-            "%s engine %s answered %d (transfer %s)", pool.role, engine.url, status, call.transfer_id
-        )
+        logger.warning("%s engine %s answered %d%s", pool.role, engine.url, status, named(call.transfer_id))
         what = f"the {pool.role} engine answered with status {status}"
         detail = engine_message(content)
         raise EngineError(status if status in (503, 504) else 502, what, call.transfer_id, detail=detail)

@@ -67,8 +67,9 @@ class TestHangUp:
 
 
 def test_a_client_that_leaves_before_its_body_is_complete_costs_nothing(
-    router: Router, p: FakePrefillEngine
+    router: Router, p: FakePrefillEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "dfirst")
     gone = 'dfirst_router_requests_total{mode="blockwise",outcome="hang_up"}'
     before = router.metric(gone)
     with socket.create_connection(("127.0.0.1", httpx.URL(router.url).port)) as client:
@@ -76,3 +77,4 @@ def test_a_client_that_leaves_before_its_body_is_complete_costs_nothing(
         time.sleep(0.05)
     wait_until(lambda: router.metric(gone) > before, "the request is counted as left")
     assert p.bodies == []
+    assert "the client hung up after" in caplog.text

@@ -30,7 +30,7 @@ def test_limits(make_router: MakeRouter, p: FakePrefillEngine) -> None:
     slow.start()
     wait_until(lambda: p.bodies, "P is busy")
     busy = router.complete()
-    assert busy.status_code == 429
+    assert busy.status_code == 503
     assert "1 requests" in message_of(busy)
     slow.join(5)
     assert answers[0].status_code == 504
@@ -54,7 +54,34 @@ def test_models_that_do_not_come_are_504(make_router: MakeRouter, d: FakeDecodeE
     d.hang = True
     answer = router.client.get("/v1/models")
     assert answer.status_code == 504
-    assert "0.1 seconds" in message_of(answer)
+    assert message_of(answer) == "the decode engine did not name its models within 0.1 seconds"
+
+
+def test_models_of_no_engine_are_503_and_name_no_transfer(make_router: MakeRouter) -> None:
+    router = make_router(decode=("http://127.0.0.1:9",))
+    answer = router.client.get("/v1/models")
+    assert answer.status_code == 503
+    assert message_of(answer) == "no decode engine accepts connections (1 tried): start one"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "words"),
+    [
+        ("GET", "/v1/embeddings", 404, "nothing is served at '/v1/embeddings'"),
+        ("POST", "/" + "x" * 5000, 404, "this router serves /v1/completions, /v1/chat/completions"),
+        ("GET", "/v1/completions", 405, "GET is not served at '/v1/completions': use POST"),
+        ("DELETE", "/v1/models", 405, "use GET"),
+        ("GET", "/v1/metaserver", 405, "use POST"),
+    ],
+)
+def test_what_is_not_served_is_said_in_openais_form(
+    router: Router, method: str, path: str, status: int, words: str
+) -> None:
+    answer = router.client.request(method, path)
+    assert answer.status_code == status
+    assert words in message_of(answer)
+    assert len(message_of(answer)) < 300
+    assert ("allow" in answer.headers) is (status == 405)
 
 
 def test_a_body_that_never_comes_is_408(make_router: MakeRouter) -> None:
@@ -113,6 +140,9 @@ def test_prompts_are_in_no_log(
         engine.fail_with = None
     p.grants = False
     router.complete(prompt="my secret")
+    p.fail_with = None
+    router.client.post("/v1/completions", content=b'{"prompt": "my secret"')
+    router.client.post("/v1/my secret", json={"prompt": "my secret"})
     assert "given up" in caplog.text
     assert "my secret" not in caplog.text
 
