@@ -18,7 +18,17 @@ from .errors import EngineError, RouterError, StreamedError
 from .flows import Flows
 from .merge import ChunkMerger, merge_answers
 from .reply import Reply
-from .sse import BOUNDARY, DONE, DONE_PAYLOAD, event_blocks, holds_error, is_stream, payloads
+from .sse import (
+    BOUNDARY,
+    DONE,
+    DONE_PAYLOAD,
+    error_with_transfer,
+    event_blocks,
+    holds_error,
+    is_stream,
+    payloads,
+    with_transfer,
+)
 from .transfers import Transfer
 
 logger = logging.getLogger(__name__)
@@ -67,6 +77,7 @@ class Relay:
                 self._reveal(reply)
                 await reply.begin_stream()
             if holds_error(block):
+                block = with_transfer(block, transfer.transfer_id)
                 reply.outcome = "error"
                 transfer.failure = "the decode engine reported an error in its stream"
             done = done or block.endswith(DONE)
@@ -175,7 +186,7 @@ async def read_piece(
                 continue
             message = read_message(transfer, payload)
             if "error" in message:
-                raise StreamedError(payload)
+                raise StreamedError(error_with_transfer(payload, transfer.transfer_id))
             await giving.send(Part(number, message))
     if not done:
         raise cut_short(transfer)

@@ -5,8 +5,10 @@ in a state where an error event can follow.
 """
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
+import msgspec
 
 DONE = b"data: [DONE]\n\n"
 DONE_PAYLOAD = b"[DONE]"
@@ -42,3 +44,23 @@ def payloads(block: bytes) -> list[bytes]:
 def holds_error(block: bytes) -> bool:
     """True if an event is an error. No text of a model looks so: a line break inside JSON is escaped."""
     return block.startswith(ERROR_START) or b"\n" + ERROR_START in block
+
+
+def with_transfer(block: bytes, transfer_id: str) -> bytes:
+    """The events of a block; an error among them also says which transfer it ended."""
+    return BOUNDARY.join(
+        b"data: " + error_with_transfer(event.removeprefix(b"data:"), transfer_id)
+        if event.startswith(ERROR_START)
+        else event
+        for event in block.split(BOUNDARY)
+    )
+
+
+def error_with_transfer(payload: bytes, transfer_id: str) -> bytes:
+    """An engine's error with the transfer's id in its message; one of another form stays as it is."""
+    try:
+        body = msgspec.json.decode(payload, type=dict[str, Any])
+        body["error"]["message"] += f" (transfer {transfer_id})"
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return payload.strip()
+    return msgspec.json.encode(body)

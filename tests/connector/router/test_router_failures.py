@@ -104,10 +104,14 @@ def test_a_stream_that_breaks_off_ends_with_an_error_event(
     wait_until(lambda: router.canceller.calls, "P's ranks are told")
 
 
-def test_an_error_event_of_d_goes_on_and_p_s_ranks_are_told(router: Router, d: FakeDecodeEngine) -> None:
+def test_an_error_event_of_d_goes_on_with_the_transfer_and_p_s_ranks_are_told(
+    router: Router, p: FakePrefillEngine, d: FakeDecodeEngine
+) -> None:
     d.error_after = 1
     events = stream_events(router)
-    assert events[-1]["error"]["message"] == "kv load failed"
+    transfer_id = p.params[0]["transfer_id"]
+    assert events[-1]["error"]["message"] == f"kv load failed (transfer {transfer_id})"
+    assert events[-1]["error"]["code"] == 500
     wait_until(lambda: router.canceller.calls, "P's ranks are told")
 
 
