@@ -21,13 +21,13 @@ demo: $(READY) ## prompts through real engines in both modes, checked token for 
 	@"$(VENV)/bin/dfirst" demo $(DEMO_ARGS)
 
 test: test-fast ## everything, with real engines (about 20 minutes)
-	@"$(VENV)/bin/python" -m pytest -m "e2e and not full" $(PYTEST_ARGS)
+	@"$(VENV)/bin/python" -m pytest -m "(e2e or slow) and not full" $(PYTEST_ARGS)
 
 test-full: test-fast ## also every layout, more crashes and eight minutes of chaos (about an hour)
-	@"$(VENV)/bin/python" -m pytest -m e2e $(PYTEST_ARGS)
+	@"$(VENV)/bin/python" -m pytest -m "e2e or slow" $(PYTEST_ARGS)
 
 test-fast: lint ## what starts no vLLM server (under 90 seconds)
-	@"$(VENV)/bin/python" -m pytest -m "not e2e" -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@"$(VENV)/bin/python" -m pytest -m "not e2e and not slow" -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 bench-core: $(READY) ## what a transfer costs the core, and that it costs the same beside 10,000 others
 	@"$(VENV)/bin/python" -m dfirst.spec.bench

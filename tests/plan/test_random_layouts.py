@@ -1,0 +1,38 @@
+"""Layouts drawn at random: what whole numbers allow works and is right, and nothing is silently wrong."""
+
+import pytest
+from dfirst.protocol.plan import LayoutMismatch
+from hypothesis import HealthCheck, event, given, settings
+
+from .judge import pull, push
+from .layouts import Case, cases, must_work
+
+FEW, MANY = 300, 2000
+DRAWN = {"derandomize": True, "deadline": None, "suppress_health_check": list(HealthCheck)}
+
+
+def hold_to_the_definition(case: Case) -> None:
+    """Move the prompt in both ways; a refusal must be right."""
+    allowed = must_work(case.prefill, case.decode)
+    try:
+        pull(case.prefill, case.decode, case.request)
+        push(case.prefill, case.decode, case.request, case.chunk_ends)
+    except LayoutMismatch as refusal:
+        event("refused")
+        if allowed:
+            raise AssertionError(f"whole numbers allow this pair: {refusal}") from refusal
+        return
+    event("moved" if allowed else "moved, could have been refused")
+
+
+@settings(max_examples=FEW, **DRAWN)
+@given(cases())
+def test_some_random_layouts_move_every_byte_or_are_rightly_refused(case: Case) -> None:
+    hold_to_the_definition(case)
+
+
+@pytest.mark.slow
+@settings(max_examples=MANY, **DRAWN)
+@given(cases())
+def test_many_random_layouts_move_every_byte_or_are_rightly_refused(case: Case) -> None:
+    hold_to_the_definition(case)
