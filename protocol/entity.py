@@ -28,7 +28,7 @@ class Core(Protocol):
         """Give an object the event of this name at ``deadline``, unless it re-arms or disarms the timer."""
 
     def next_sequence(self) -> int:
-        """Return a number that no question of this rank has had."""
+        """Return a number that no question or last word of this rank has had, higher than all before."""
 
     def forget(self, entity: "CoreEntity") -> None:
         """Drop an object that nothing is to be remembered of."""

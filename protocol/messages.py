@@ -58,7 +58,9 @@ class Query(msgspec.Struct, frozen=True, tag="QUERY"):
     key: TransferKey
     """The transfer."""
     sequence: int
-    """Echoed by the answer, so that the mover knows when it asked (rule R1)."""
+    """Echoed by the answer, so that the mover knows when it asked (rule R1); a rank never uses a number
+    twice, and each is higher than the last.
+    """
     target_incarnation: str
     """The owner that is meant; another one answers GONE (rule R7)."""
     mode: str
@@ -88,6 +90,8 @@ class Metadata(msgspec.Struct, frozen=True, tag="METADATA"):
     """How long the blocks are lent."""
     block_ids: list[int]
     """The owner's blocks, from the prompt's first token on."""
+    grant: int
+    """The owner's number for what is lent here: DONE names it."""
 
 
 class Wait(msgspec.Struct, frozen=True, tag="WAIT"):
@@ -157,6 +161,12 @@ class Done(msgspec.Struct, frozen=True, tag="DONE"):
     """The mover."""
     key: TransferKey
     """The transfer."""
+    sequence: int
+    """The number of the mover's newest question; echoed by the ACK."""
+    grant: int
+    """What was lent and has been copied; 0 if nothing had to be. The same transfer may be under way a
+    second time, and was granted anew then (rule R8).
+    """
     target_incarnation: str
     """The owner that is meant."""
     mode: str
@@ -178,6 +188,10 @@ class Stopped(msgspec.Struct, frozen=True, tag="STOPPED"):
     """The mover."""
     key: TransferKey
     """The transfer."""
+    sequence: int
+    """The number of the mover's newest question: none up to this one is copied for any more, whether it was
+    granted or not; echoed by the ACK.
+    """
     target_incarnation: str
     """The owner that is meant."""
     mode: str
@@ -212,6 +226,8 @@ class Ack(msgspec.Struct, frozen=True, tag="ACK"):
     """Who acknowledges."""
     key: TransferKey
     """The transfer."""
+    sequence: int
+    """The number of the DONE or STOPPED; 0 for a CANCEL."""
 
 
 class Error(msgspec.Struct, frozen=True, tag="ERROR"):

@@ -9,7 +9,7 @@ from .commands import CopyEnded, LegKey
 from .effects import Send, StartCopies, StopCopies
 from .entity import Core, CoreEntity
 from .lease import farewell_seconds, mover_end, write_tail_seconds
-from .messages import Cancel, Done, Gone, Metadata, Query, Stopped, TransferKey
+from .messages import Ack, Cancel, Done, Gone, Metadata, Query, Stopped, TransferKey, Wait
 from .modes import BLOCKWISE, LAYERWISE, OWNER
 from .plan import Leg
 from .shards import RankEntry
@@ -56,9 +56,11 @@ class MoverLeg(CoreEntity):
         "copied",
         "entry",
         "failure",
+        "grant",
         "last_word",
         "lease_until",
         "lent",
+        "number",
         "peer",
         "plan",
         "transfer",
@@ -73,6 +75,10 @@ class MoverLeg(CoreEntity):
         self.plan = plan
         self.entry = entry
         self.asked: dict[int, float] = {}
+        self.number = 0
+        """Of the newest question."""
+        self.grant = 0
+        """What the owner calls that which it has lent."""
         self.lease_until = 0.0
         self.lent = plan is None
         self.copied = plan is None
@@ -97,8 +103,10 @@ class MoverLeg(CoreEntity):
     # Guards
 
     @guard
-    def outstanding(self, answer: Metadata | Gone) -> bool:
-        """An answer is taken only for this leg's own question (rule R8)."""
+    def outstanding(self, answer: Metadata | Wait | Gone | Ack) -> bool:
+        """An answer is taken only for this leg's own question, or its own last word (rule R8)."""
+        if isinstance(answer, Ack):
+            return answer.sequence == getattr(self.last_word, "sequence", 0)
         return answer.sequence in self.asked
 
     @guard
@@ -117,7 +125,7 @@ class MoverLeg(CoreEntity):
     @effect
     def send_query(self, _payload: object) -> None:
         """Ask, under a new number, and ask again if no answer comes."""
-        sequence = self.core.next_sequence()
+        sequence = self.number = self.core.next_sequence()
         self.asked[sequence] = self.core.now
         if len(self.asked) > MAX_OUTSTANDING:
             del self.asked[next(iter(self.asked))]
@@ -156,6 +164,7 @@ class MoverLeg(CoreEntity):
         """Note what was lent and until when."""
         self.disarm("query_retry", "silence")
         self.lent = True
+        self.grant = answer.grant
         self._extend(self.asked[answer.sequence], answer.lease_seconds)
 
     @effect
@@ -197,6 +206,8 @@ class MoverLeg(CoreEntity):
             Done(
                 sender=self.core.sender,
                 key=self.key,
+                sequence=self._word_number(),
+                grant=self.grant,
                 target_incarnation=self.peer.incarnation,
                 mode=self.transfer.mode,
                 layout_digest=self.core.peers.own_digest,
@@ -212,6 +223,7 @@ class MoverLeg(CoreEntity):
             Stopped(
                 sender=self.core.sender,
                 key=self.key,
+                sequence=self._word_number(),
                 target_incarnation=self.peer.incarnation,
                 mode=self.transfer.mode,
                 reason=self.failure or "the transfer was cancelled",
@@ -257,6 +269,9 @@ class MoverLeg(CoreEntity):
         self.transfer.leg_changed()
 
     # Helpers
+
+    def _word_number(self) -> int:
+        return self.number or self.core.next_sequence()
 
     @property
     def _tail_seconds(self) -> float:

@@ -139,7 +139,9 @@ class OwnerTransfer(CoreEntity):
     @effect
     def park(self, question: Question) -> None:
         """Keep the newest question of each mover until it can be answered."""
-        self.parked[question.lease.mover] = question.query
+        kept = self.parked.get(question.lease.mover)
+        if kept is None or kept.sequence <= question.query.sequence:
+            self.parked[question.lease.mover] = question.query
 
     @effect
     def answer_parked(self, _payload: object) -> None:

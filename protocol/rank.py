@@ -144,7 +144,7 @@ class RankCore:
         heapq.heappush(self._timers, (deadline, self._serial, entity, timer))
 
     def next_sequence(self) -> int:
-        """Return a number that no question of this rank has had."""
+        """Return a number that no question or last word of this rank has had, higher than all before."""
         self._sequence += 1
         return self._sequence
 
@@ -314,7 +314,9 @@ class RankCore:
         elif isinstance(message, wire.Renew):
             self._answer_renew(message, [], list(message.keys), route)
         else:
-            self.emit(Reply(route, wire.Ack(sender=self._as(message.target_incarnation), key=message.key)))
+            sequence = 0 if isinstance(message, wire.Cancel) else message.sequence
+            ack = wire.Ack(sender=self._as(message.target_incarnation), key=message.key, sequence=sequence)
+            self.emit(Reply(route, ack))
 
     def _as(self, incarnation: str) -> Sender:
         return Sender(self.sender.engine_id, self.sender.rank, incarnation)
@@ -324,7 +326,7 @@ class RankCore:
             mover = self.movers.get(message.key)
             if mover is not None and mover.mode == LAYERWISE:
                 mover.fire("cancel", message)
-            self.emit(Reply(route, wire.Ack(sender=self.sender, key=message.key)))
+            self.emit(Reply(route, wire.Ack(sender=self.sender, key=message.key, sequence=0)))
             return
         if message.mode not in OWNER_CLASSES:
             self.counters["unknown_mode"] += 1
@@ -339,7 +341,7 @@ class RankCore:
             self.counters["other_mode"] += 1
         elif isinstance(message, wire.Cancel):
             owner.fire("cancel", message)
-            self.emit(Reply(route, wire.Ack(sender=self.sender, key=message.key)))
+            self.emit(Reply(route, wire.Ack(sender=self.sender, key=message.key, sequence=0)))
         else:
             self._hear_leg(owner, message, route)
 
@@ -362,7 +364,8 @@ class RankCore:
         elif isinstance(message, wire.Query):
             owner.fire("query", Question(message, lease))
         elif isinstance(message, wire.Done):
-            owner.bind(message)
+            if lease.word_is_current(message):
+                owner.bind(message)
             lease.fire("done", message)
             if not self.peers.known(message.layout_digest):
                 self.emit(Reply(route, wire.LayoutQuery(sender=self.sender, digest=message.layout_digest)))

@@ -70,5 +70,7 @@ class Dues:
 
     def _outstanding(self, key: Key, line: MessageLine) -> bool:
         leg = self._picture.legs_of(key).get(line.sender)
+        if leg is not None and line.message == "ACK":
+            return leg.awaits(line)
         # Of many questions only the newest are kept.
         return leg is not None and line.sequence in list(leg.asked)[-1:]

@@ -41,6 +41,7 @@ class Leg:
     copied: bool = False
     failed: bool = False
     last_word: str = ""
+    word_number: int = 0
     asked: dict[int, float] = field(default_factory=dict)
     """When each question was sent, by its number."""
     renewals: dict[int, float] = field(default_factory=dict)
@@ -48,7 +49,9 @@ class Leg:
     in_flight: bool = False
 
     def awaits(self, answer: MessageLine) -> bool:
-        """Return whether an answer is to a question that had been asked by then."""
+        """Return whether an answer is to a question that had been asked by then, or an ACK to the word."""
+        if answer.message == "ACK":
+            return answer.sequence == self.word_number
         asked = self.renewals if answer.message == "RENEWED" else self.asked
         return asked.get(answer.sequence, answer.time + 1) <= answer.time
 

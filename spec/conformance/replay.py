@@ -16,7 +16,7 @@ from .debts import Debts
 from .dues import Dues
 from .files import TraceText
 from .guards import check_guards
-from .picture import QUIET, Entity, Key, PeerKey, Picture
+from .picture import QUIET, Entity, Key, Leg, PeerKey, Picture
 from .table import table
 from .violation import BrokenRule, Violation
 
@@ -205,6 +205,8 @@ class Replay:
         elif line.message == "RENEW":
             self._check_copying(line, leg_key)
             self._ask(line, self.picture.leg(leg_key).renewals)
+        elif line.message in ("DONE", "STOPPED"):
+            self._last_word(line, self.picture.leg(leg_key))
         if self._debts.pay(line):
             return
         if line.message in table().needs_a_row:
@@ -224,6 +226,17 @@ class Replay:
         known.add(line.sequence)
         self.picture.last_sequence = line.sequence
         asked[line.sequence] = line.time
+
+    @staticmethod
+    def _last_word(line: MessageLine, leg: Leg) -> None:
+        newest = max(leg.asked, default=line.sequence)
+        if line.sequence != newest:
+            raise BrokenRule(
+                "R8",
+                f"{line.message} has number {line.sequence}, and the newest question was {newest}",
+                line.transfer,
+            )
+        leg.word_number = line.sequence
 
     def _check_copying(self, line: MessageLine, leg: PeerKey) -> None:
         if not self.picture.leg(leg).lent:

@@ -1,10 +1,10 @@
 """A rank's core as a nested tuple, and back.
 
 Two cores that will behave alike have the same tuple: times are relative to now; timers say in how many
-steps of time they fire, since a core's clock only ever moves by whole steps; the numbers of questions
-that can still be answered are counted from 1, and ``numbering`` says how they were called before. Left
-out is what no row reads in the present state (a lease's end once it is over, the questions of a leg that
-is lent) and what only people read (counters, reasons).
+steps of time they fire, since a core's clock only ever moves by whole steps. Left out is what no row
+reads in the present state (a lease's end once it is over, the questions of a leg that is lent) and what
+only people read (counters, reasons). Numbers of questions and last words are as the core has drawn them;
+``numbers`` makes those of a whole world small again.
 """
 
 import heapq
@@ -28,30 +28,31 @@ from dfirst.protocol.renewals import Asked, PeerRenewal
 from dfirst.protocol.timing import Timing
 
 Code = tuple[Any, ...]
-Numbering = dict[int, int]
-"""Old number of a question to its new one; numbers that are not in it can no longer be answered."""
 
 MOVERS, OWNERS, RENEWALS, TIMERS, KNOWN = range(5)
+LEG_ASKED, LEG_WORD, LEG_NUMBER, LEG_GRANT = 5, 9, 10, 11
+PARKED, LEASES, LEASE_NUMBER, LEASE_GRANT = 9, 10, 5, 6
+"""Places in the tuples of a leg, an owner's transfer and a lease."""
 TRANSFER_STATE = 2
 EPSILON = 1e-9
+ENDED = ("DONE_SENDING", "DONE_RECEIVING", "FAILED", "FREED")
+"""States of an owner's transfer in which no word changes anything any more."""
+DRAWN_FROM = 40
+"""A core that is made from its tuple draws higher numbers than this; those of a state are lower."""
 
 
-def encode(core: RankCore, rate: int) -> tuple[Code, Numbering | None]:
-    """Return the core's tuple, and the numbering if any question is called otherwise now."""
-    numbering = _numbering(core)
+def encode(core: RankCore, rate: int) -> Code:
+    """Return the core's tuple."""
     places: dict[int, int] = {}
     now = core.now
-    movers = tuple(_mover(transfer, now, numbering, places) for transfer in _sorted(core.movers))
+    movers = tuple(_mover(transfer, now, places) for transfer in _sorted(core.movers))
     owners = tuple(_owner(transfer, now, places) for transfer in _sorted(core.owners))
     renewals = tuple(
-        _renewal(renewal, owner, now, rate, numbering)
+        _renewal(renewal, owner, now, rate)
         for (owner, _), renewal in sorted(core._renewals.items(), key=_renewal_order)
     )
     known = tuple(sorted(core.peers._directories))
-    code = (movers, owners, renewals, _timers(core, rate, places), known)
-    count = core._sequence
-    same = len(numbering) == count
-    return code, None if same else numbering
+    return (movers, owners, renewals, _timers(core, rate, places), known)
 
 
 def decode(code: Code, timing: Timing, sender: Sender, peers: PeerBook, observer: Observer) -> RankCore:
@@ -67,9 +68,7 @@ def decode(code: Code, timing: Timing, sender: Sender, peers: PeerBook, observer
         _make_renewal(core, renewal)
     for deadline, place, name in code[TIMERS]:
         core.arm(entities[place], name, deadline)
-    numbers = [seq for mover in code[MOVERS] for leg in mover[-1] for seq, _ in leg[5]]
-    numbers += [seq for renewal in code[RENEWALS] for seq, _, _ in renewal[4]]
-    core._sequence = max(numbers, default=0)
+    core._sequence = DRAWN_FROM
     return core
 
 
@@ -84,18 +83,6 @@ def _renewal_order(item: tuple[tuple[Sender, str], PeerRenewal]) -> tuple[float,
     return renewal.due or 1e9, sender.rank, sender.incarnation, mode
 
 
-def _numbering(core: RankCore) -> Numbering:
-    live: list[int] = []
-    for transfer in core.movers.values():
-        for leg in transfer.legs.values():
-            if leg.state == "METADATA_QUERY":
-                live += leg.asked
-    for renewal in core._renewals.values():
-        if _copying(renewal):
-            live += renewal.outstanding
-    return {old: new for new, old in enumerate(sorted(live), start=1)}
-
-
 def _copying(renewal: PeerRenewal) -> list[MoverLeg]:
     return [leg for leg in renewal.legs.values() if leg.state == "COPYING"]
 
@@ -103,12 +90,12 @@ def _copying(renewal: PeerRenewal) -> list[MoverLeg]:
 # Movers
 
 
-def _mover(transfer: MoverTransfer, now: float, numbering: Numbering, places: dict[int, int]) -> Code:
+def _mover(transfer: MoverTransfer, now: float, places: dict[int, int]) -> Code:
     places[id(transfer)] = len(places)
     legs = []
     for leg in transfer.legs.values():
         places[id(leg)] = len(places)
-        legs.append(_leg(leg, now, numbering))
+        legs.append(_leg(leg, now))
     return (
         transfer.mode,
         transfer.key,
@@ -123,14 +110,29 @@ def _mover(transfer: MoverTransfer, now: float, numbering: Numbering, places: di
     )
 
 
-def _leg(leg: MoverLeg, now: float, numbering: Numbering) -> Code:
+def _leg(leg: MoverLeg, now: float) -> Code:
     asked: tuple[tuple[int, float], ...] = ()
     if leg.state == "METADATA_QUERY":
-        asked = tuple((numbering[number], at - now) for number, at in leg.asked.items())
+        asked = tuple((number, at - now) for number, at in leg.asked.items())
+    number = leg.number if leg.state in ("METADATA_QUERY", "COPYING", "DRAINING") else 0
+    grant = leg.grant if leg.state == "COPYING" else 0
     until = max(leg.lease_until - now, 0.0) if leg.state == "COPYING" else 0.0
     word = leg.last_word if leg.state == "DONE_UNACKED" else None
     failed = "failed" if leg.failure else ""
-    return (leg.peer, leg.plan, leg.entry, leg.state, until, asked, leg.lent, leg.copied, failed, word)
+    return (
+        leg.peer,
+        leg.plan,
+        leg.entry,
+        leg.state,
+        until,
+        asked,
+        leg.lent,
+        leg.copied,
+        failed,
+        word,
+        number,
+        grant,
+    )
 
 
 def _make_mover(core: RankCore, code: Code, entities: list[CoreEntity]) -> None:
@@ -140,10 +142,11 @@ def _make_mover(core: RankCore, code: Code, entities: list[CoreEntity]) -> None:
     made.prompt_tokens, made.cached_tokens, made.finished = prompt, cached, finished
     core.movers[key] = made
     entities.append(made)
-    for peer, plan, entry, state, until, asked, lent, copied, failed, word in legs:
+    for peer, plan, entry, state, until, asked, lent, copied, failed, word, number, grant in legs:
         leg = MoverLeg(core, made, cast(Peer, peer), plan, entry)
         leg.state, leg.lease_until, leg.asked = state, until, dict(asked)
         leg.lent, leg.copied, leg.failure, leg.last_word = lent, copied, failed, word
+        leg.number, leg.grant = number, grant
         made.legs[leg.leg_key] = leg
         entities.append(leg)
 
@@ -159,7 +162,10 @@ def _owner(transfer: OwnerTransfer, now: float, places: dict[int, int]) -> Code:
         lease = transfer.leases[mover]
         places[id(lease)] = len(places)
         until = max(lease.lent_until - now, 0.0) if lease.state == "LENT" else 0.0
-        leases.append((mover, lease.state, until, lease.tail_seconds, lease.route))
+        numbers = (0, 0)
+        if lease.state in ("LENT", "EXPIRED") and transfer.state not in ENDED:
+            numbers = (lease.number, lease.grant)
+        leases.append((mover, lease.state, until, lease.tail_seconds, lease.route, *numbers))
     parked = tuple((mover, transfer.parked[mover]) for mover in sorted(transfer.parked, key=by_mover))
     return (
         transfer.mode,
@@ -184,9 +190,10 @@ def _make_owner(core: RankCore, code: Code, entities: list[CoreEntity]) -> None:
     made.held_until, made.parked = held, dict(parked)
     core.owners[key] = made
     entities.append(made)
-    for mover, state, until, tail, route in leases:
+    for mover, state, until, tail, route, number, grant in leases:
         lease = OwnerLeg(core, made, mover)
-        lease.state, lease.lent_until, lease.tail_seconds, lease.route = state, until, tail, route
+        lease.state, lease.lent_until, lease.tail_seconds = state, until, tail
+        lease.route, lease.number, lease.grant = route, number, grant
         made.leases[mover] = lease
         entities.append(lease)
 
@@ -194,12 +201,12 @@ def _make_owner(core: RankCore, code: Code, entities: list[CoreEntity]) -> None:
 # Renewals and timers
 
 
-def _renewal(renewal: PeerRenewal, owner: Sender, now: float, rate: int, numbering: Numbering) -> Code:
+def _renewal(renewal: PeerRenewal, owner: Sender, now: float, rate: int) -> Code:
     legs = tuple(leg.leg_key for leg in _copying(renewal))
     outstanding: tuple[tuple[int, float, Any], ...] = ()
     if legs:
         outstanding = tuple(
-            (numbering[number], asked.at - now, asked.keys) for number, asked in renewal.outstanding.items()
+            (number, asked.at - now, asked.keys) for number, asked in renewal.outstanding.items()
         )
     due = _steps(renewal.due - now, rate) * rate if renewal.due else -1.0
     return (renewal.peer, renewal.mode, owner, legs, outstanding, due)

@@ -11,14 +11,14 @@ from dfirst.protocol import messages as wire
 from dfirst.protocol.effects import Reply, Send
 from dfirst.protocol.messages import Message
 
-from .codec import Numbering
+from .numbers import Marked, Threads, what_for
 from .sites import Sites
 
 ANYONE = -1
 ROUTER = "router"
 ROUTER_SITE = -1
-QUESTIONS = (wire.Query, wire.Renew)
-ANSWERS = (wire.Metadata, wire.Wait, wire.Gone, wire.Renewed)
+ANSWERS = (wire.Metadata, wire.Wait, wire.Gone, wire.Renewed, wire.Ack)
+GRANTS = (wire.Metadata, wire.Done)
 REASONED = (wire.Gone, wire.Stopped, wire.Cancel)
 
 
@@ -38,11 +38,12 @@ class Post:
 
     def __init__(self, sites: Sites) -> None:
         self.sites = sites
+        self.threads = Threads()
         self.letters: list[Letter] = []
-        self.askers: list[tuple[int, int] | None] = []
-        """Whose numbers a letter carries: site and incarnation."""
+        self.marked: list[Marked | None] = []
+        """What each letter's numbers are, if it carries any."""
         self._numbers: dict[tuple[int, int, int, int, str, bytes], int] = {}
-        self._renumbered: dict[tuple[int, tuple[tuple[int, int], ...]], int] = {}
+        self._renamed: dict[tuple[int, int, int], int] = {}
         self._sites = {name.encode(): site for site, name in enumerate(sites.names)}
 
     def send(self, source: int, incarnation: int, effect: Send | Reply) -> int | None:
@@ -67,19 +68,36 @@ class Post:
         if number is None:
             number = self._numbers[known] = len(self.letters)
             self.letters.append(letter)
-            self.askers.append(_asker(letter))
+            self.marked.append(self._mark(letter))
         return number
 
-    def renumber(self, number: int, numbering: Numbering) -> int:
-        """Return the letter with its question's number as it is called now; 0 if nobody waits for it."""
-        known = (number, tuple(sorted(numbering.items())))
-        found = self._renumbered.get(known)
+    def renamed(self, number: int, sequence: int, grant: int) -> int:
+        """Return a letter whose numbers are called otherwise."""
+        known = (number, sequence, grant)
+        found = self._renamed.get(known)
         if found is None:
             letter = self.letters[number]
-            sequence = numbering.get(letter.message.sequence, 0)  # type: ignore[union-attr]
             message = msgspec.structs.replace(letter.message, sequence=sequence)
-            found = self._renumbered[known] = self.write(letter._replace(message=message))
+            if isinstance(message, GRANTS):
+                message = msgspec.structs.replace(message, grant=grant)
+            found = self._renamed[known] = self.write(letter._replace(message=message))
         return found
+
+    def _mark(self, letter: Letter) -> Marked | None:
+        message = letter.message
+        found = what_for(message, self.sites.configuration.mode)
+        if found is None:
+            return None
+        what, counts = found
+        if isinstance(message, ANSWERS):
+            site, incarnation, owner = letter.target, letter.target_incarnation, message.sender.incarnation
+        else:
+            site, incarnation = letter.source, letter.source_incarnation
+            owner = message.target_incarnation  # type: ignore[union-attr]
+        mover = self.sites.sender(site, incarnation).incarnation
+        thread, grants = self.threads.of(mover, owner, what), self.threads.of(mover, owner, what, grants=True)
+        grant = message.grant if isinstance(message, GRANTS) else 0
+        return Marked(thread, message.sequence, counts, site, incarnation, grants, grant)  # type: ignore[union-attr]
 
     def route(self, letter: Letter) -> bytes:
         """Return the route by which a letter can be answered."""
@@ -105,13 +123,5 @@ class Post:
         words = [title, *(f"{each.transfer_id}.{each.attempt}" for each in keys)]
         if isinstance(message, wire.Renewed):
             words += [f"extended {len(message.extended)}, gone {len(message.gone)}"]
-        sequence = getattr(message, "sequence", None)
-        return " ".join(words) + ("" if sequence is None else f" #{sequence}")
-
-
-def _asker(letter: Letter) -> tuple[int, int] | None:
-    if isinstance(letter.message, QUESTIONS):
-        return letter.source, letter.source_incarnation
-    if isinstance(letter.message, ANSWERS):
-        return letter.target, letter.target_incarnation
-    return None
+        numbers = [getattr(message, name, 0) for name in ("sequence", "grant")]
+        return " ".join(words + [f"#{number}" for number in numbers if number > 0])

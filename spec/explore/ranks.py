@@ -15,7 +15,8 @@ from dfirst.protocol.peers import PeerBook
 from dfirst.protocol.rank import RankCore
 from dfirst.protocol.specification import TransitionSpec
 
-from .codec import KNOWN, MOVERS, OWNERS, RENEWALS, TIMERS, TRANSFER_STATE, Code, Numbering, decode, encode
+from .codec import KNOWN, MOVERS, OWNERS, RENEWALS, TIMERS, TRANSFER_STATE, Code, decode, encode
+from .numbers import CoreNumbers, Renaming
 from .post import Post
 from .sites import Sites
 from .violation import Violation
@@ -30,7 +31,6 @@ class Step(NamedTuple):
 
     core: int
     effects: tuple[tuple[Any, ...], ...]
-    numbering: Numbering | None
     gave_up: bool = False
     """Whether the query time-out ended a wait."""
 
@@ -86,6 +86,9 @@ class Ranks:
         """Whether nothing of any transfer is remembered."""
         self.commands: list[Command] = []
         self.legs: list[LegSite] = []
+        self.numbers: list[CoreNumbers] = []
+        """The numbers of questions and last words that it has."""
+        self._renamed: dict[tuple[int, int, Renaming], int] = {}
         self._ids: dict[tuple[int, int, Code], int] = {}
         self._steps: dict[tuple[Hashable, ...], Step] = {}
         self._runs: dict[tuple[int, int], bool] = {}
@@ -114,11 +117,6 @@ class Ranks:
             self.commands.append(command)
         return number
 
-    def parks(self, core: int, asker: tuple[int, int]) -> bool:
-        """Return whether a core keeps a question of this asker."""
-        sender = self.sites.sender(*asker)
-        return any(mover == sender for owner in self.codes[core][OWNERS] for mover, _ in owner[9])
-
     # Steps
 
     def step(self, core: int, event: tuple[int, ...]) -> Step:
@@ -137,15 +135,16 @@ class Ranks:
             found = self._runs[core, leg] = made.lease_runs(self.legs[leg].key, made.now)
         return found
 
-    def renumber(self, core: int, asker: tuple[int, int], numbering: Numbering) -> int:
-        """Return a core whose parked questions of this asker are called as the asker calls them now."""
-        made = self.revive(core)
-        sender = self.sites.sender(*asker)
-        for owner in made.owners.values():
-            question = owner.parked.get(sender)
-            if question is not None:
-                owner.parked[sender] = _renumbered(question, numbering)
-        return self._keep(core, made)[0]
+    def renamed(self, core: int, thread: int, renaming: Renaming) -> int:
+        """Return a core in which the numbers of one thread are called otherwise."""
+        known = (core, thread, renaming)
+        found = self._renamed.get(known)
+        if found is None:
+            site, incarnation = self.site[core], self.incarnation[core]
+            own = self.sites.sender(site, incarnation).incarnation
+            code = self.post.threads.renamed(self.codes[core], own, thread, renaming)
+            found = self._renamed[known] = self._number(site, incarnation, code)
+        return found
 
     def revive(self, core: int, own_book: bool = False) -> RankCore:
         """Return a core as a living object, at time 0."""
@@ -162,7 +161,7 @@ class Ranks:
         if event[0] == PASS:
             self._check_leases(core)
             made.now = float(self.sites.rate_of[self.site[core]])
-            return Step(self._keep(core, made)[0], (), None)
+            return Step(self._keep(core, made), ())
         self.watcher.just_taken.clear()
         try:
             effects = made.tick(0.0) if event[0] == TICK else made.handle(self._event(event), 0.0)
@@ -170,11 +169,11 @@ class Ranks:
             raise
         except Exception as error:
             raise Violation("F3", f"the core ended with {type(error).__name__}: {error}") from error
-        number, numbering = self._keep(core, made)
+        number = self._keep(core, made)
         if event[0] == HEAR:
             self._check_answer(core, number, self.post.letters[event[1]].message, effects)
         gave_up = "silence" in self.watcher.just_taken
-        return Step(number, self._effects(core, effects, numbering), numbering, gave_up)
+        return Step(number, self._effects(core, effects), gave_up)
 
     def _check_leases(self, core: int) -> None:
         """When time goes on, no mover goes on in a lease that has run out."""
@@ -214,17 +213,13 @@ class Ranks:
             return CopyEnded(self.legs[number].key, bool(event[2]), "")
         return Collected(self.sites.keys[number])
 
-    def _effects(
-        self, core: int, effects: list[Effect], numbering: Numbering | None
-    ) -> tuple[tuple[Any, ...], ...]:
+    def _effects(self, core: int, effects: list[Effect]) -> tuple[tuple[Any, ...], ...]:
         site, incarnation = self.site[core], self.incarnation[core]
         found: list[tuple[Any, ...]] = []
         for effect in effects:
             if isinstance(effect, Send | Reply):
                 letter = self.post.send(site, incarnation, effect)
                 if letter is not None:
-                    if numbering is not None and self.post.askers[letter] == (site, incarnation):
-                        letter = self.post.renumber(letter, numbering)
                     found.append((SEND, letter))
             elif isinstance(effect, Report):
                 number = self.sites.key_number[effect.key]
@@ -249,10 +244,9 @@ class Ranks:
 
     # Keeping
 
-    def _keep(self, core: int, made: RankCore) -> tuple[int, Numbering | None]:
+    def _keep(self, core: int, made: RankCore) -> int:
         site = self.site[core]
-        code, numbering = encode(made, self.sites.rate_of[site])
-        return self._number(site, self.incarnation[core], code), numbering
+        return self._number(site, self.incarnation[core], encode(made, self.sites.rate_of[site]))
 
     def _number(self, site: int, incarnation: int, code: Code) -> int:
         known = (site, incarnation, code)
@@ -262,6 +256,8 @@ class Ranks:
             self.codes.append(code)
             self.site.append(site)
             self.incarnation.append(incarnation)
+            own = self.sites.sender(site, incarnation).incarnation
+            self.numbers.append(self.post.threads.in_core(code, own))
             timers = code[TIMERS]
             due = bool(timers) and timers[0][0] <= 0
             self.due.append(due or any(renewal[5] == 0.0 for renewal in code[RENEWALS]))
@@ -291,12 +287,6 @@ def _lease_ends(code: Code) -> dict[Any, float]:
     """Return the end of each lease under which a mover copies."""
     legs = ((mover[1], leg) for mover in code[MOVERS] for leg in mover[-1])
     return {(key, leg[0]): leg[4] for key, leg in legs if leg[3] == "COPYING"}
-
-
-def _renumbered(question: Query, numbering: Numbering) -> Query:
-    from msgspec.structs import replace
-
-    return replace(question, sequence=numbering.get(question.sequence, 0))
 
 
 def _copied(book: PeerBook) -> PeerBook:

@@ -11,8 +11,9 @@ from dfirst.protocol.effects import FAILED
 from .calamities import Calamities
 from .configuration import Configuration
 from .memory import Habits, Memory
+from .numbers import ALWAYS, NOBODYS, WORD, Marked, in_order, renaming_of
 from .post import Post
-from .ranks import DEAD, ENDED, HEAR, PASS, REPORT, SEND, START, TAKEN, TELL, TICK, Ranks, Step, Watcher
+from .ranks import DEAD, ENDED, HEAR, PASS, REPORT, SEND, START, TAKEN, TELL, TICK, Ranks, Watcher
 from .requests import Requests
 from .schedulers import Schedulers
 from .sites import D, P, Sites
@@ -176,6 +177,7 @@ class World:
             if cost == FAULT:
                 draft.marks |= self._mark(action[0])
         self._do(draft, action)
+        self._name_numbers(draft)
         return draft.freeze()
 
     def _mark(self, fault: str) -> int:
@@ -254,8 +256,6 @@ class World:
         if step.gave_up and not draft.marks & (HARSH | NETTED):
             name = self.sites.names[site]
             raise Violation("R9", f"{name} gives a peer up that answers, be it with WAIT")
-        if step.numbering is not None:
-            self._renumber(draft, site, step)
         for effect in step.effects:
             kind, value = effect[0], effect[1]
             if kind == SEND:
@@ -278,17 +278,56 @@ class World:
             raise Violation("R9", text)
         draft.reports[site] = (*draft.reports[site], (key, outcome, request_id))
 
-    def _renumber(self, draft: Draft, site: int, step: Step) -> None:
-        """Some questions of this core are called otherwise now: wherever they are."""
-        assert step.numbering is not None
-        asker = (site, self.ranks.incarnation[step.core])
-        askers, post = self.post.askers, self.post
+    # Numbers
+
+    def _name_numbers(self, draft: Draft) -> None:
+        """Call the numbers of each thread 1, 2, 3, wherever they are, and those that nobody looks at -1."""
+        ranks, post = self.ranks, self.post
+        found: dict[int, int] = {}
+        for core in draft.cores:
+            if core >= 0:
+                for thread, mask in ranks.numbers[core].held:
+                    found[thread] = found.get(thread, 0) | mask
         for place, item in enumerate(draft.net):
-            if askers[item >> 1] == asker:
-                draft.net[place] = post.renumber(item >> 1, step.numbering) * 2 | item & 1
-        for other, core in enumerate(draft.cores):
-            if core >= 0 and other != site and self.ranks.parks(core, asker):
-                draft.cores[other] = self.ranks.renumber(core, asker, step.numbering)
+            marked = post.marked[item >> 1]
+            if marked is None:
+                continue
+            counts = marked.counts == ALWAYS or self._awaited(draft, marked)
+            granted = marked.grant > 0 and (counts or marked.counts == WORD)
+            if counts and marked.number > 0:
+                found[marked.thread] = found.get(marked.thread, 0) | 1 << marked.number
+            if granted:
+                found[marked.grants] = found.get(marked.grants, 0) | 1 << marked.grant
+            if not counts and (marked.number > 0 or (marked.grant > 0 and not granted)):
+                grant = marked.grant if granted else NOBODYS
+                draft.net[place] = post.renamed(item >> 1, NOBODYS, grant) * 2 | item & 1
+        for thread, mask in found.items():
+            if not in_order(mask):
+                self._rename(draft, thread, mask)
+
+    def _awaited(self, draft: Draft, marked: Marked) -> bool:
+        core = draft.cores[marked.site]
+        if core < 0 or marked.number <= 0 or self.ranks.incarnation[core] != marked.incarnation:
+            return False
+        numbers = self.ranks.numbers[core]
+        open_ones = numbers.words if marked.counts == WORD else numbers.asked
+        return bool(open_ones.get(marked.thread, 0) >> marked.number & 1)
+
+    def _rename(self, draft: Draft, thread: int, mask: int) -> None:
+        renaming = renaming_of(mask)
+        names = dict(renaming)
+        for site, core in enumerate(draft.cores):
+            if core >= 0 and any(thread == other for other, _ in self.ranks.numbers[core].held):
+                draft.cores[site] = self.ranks.renamed(core, thread, renaming)
+        for place, item in enumerate(draft.net):
+            marked = self.post.marked[item >> 1]
+            if marked is None or thread not in (marked.thread, marked.grants):
+                continue
+            number, grant = marked.number, marked.grant
+            number = names.get(number, number) if thread == marked.thread else number
+            grant = names.get(grant, grant) if thread == marked.grants else grant
+            if (number, grant) != (marked.number, marked.grant):
+                draft.net[place] = self.post.renamed(item >> 1, number, grant) * 2 | item & 1
 
     # What must hold at the end
 

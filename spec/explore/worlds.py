@@ -50,6 +50,12 @@ TARGETED: tuple[Configuration, ...] = (
 )
 """Two and three faults of the kinds that have to do with each other."""
 
+SECOND_USE: tuple[Configuration, ...] = (
+    push("push-same-transfer", faults=3, kinds=("again", "repeat"), orderly=True),
+    pull("pull-same-transfer", faults=4, kinds=("again", "repeat", "abort")),
+)
+"""The same transfer once more, when both sides have forgotten it; the words of the first one come late."""
+
 QUICK: tuple[Configuration, ...] = (
     pull("pull-1x1", faults=1),
     push("push-1x1", faults=1, batches=2),
@@ -95,6 +101,7 @@ FULL: tuple[Configuration, ...] = (
     push("push-2x2", faults=2, prefill_ranks=2, decode_ranks=2, orderly=True),
     pull("pull-1x1-two", faults=2, transfers=2, orderly=True),
     push("push-1x1-two", faults=2, transfers=2, orderly=True),
+    *SECOND_USE,
 )
 
 HUNT: tuple[Configuration, ...] = (
@@ -129,6 +136,7 @@ HUNT: tuple[Configuration, ...] = (
     push("push-retried", faults=3, kinds=("slow", "restart", "again"), orderly=True),
     pull("pull-1x2-readers-three", faults=3, decode_ranks=2, kinds=("slow", "lose"), orderly=True),
     push("push-2x1-late", faults=2, prefill_ranks=2, kinds=("late", "cancel", "die"), orderly=True),
+    *SECOND_USE,
 )
 """Worlds that mutants are tried on, the smallest first."""
 

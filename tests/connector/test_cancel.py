@@ -87,7 +87,7 @@ def test_an_address_that_is_none_is_given_up_at_once(owner: Rank) -> None:
 
 
 def test_other_words_do_not_count_as_an_acknowledgement() -> None:
-    other = Ack(sender=Sender("P", 0, "i"), key=TransferKey("another", 0))
+    other = Ack(sender=Sender("P", 0, "i"), key=TransferKey("another", 0), sequence=0)
     assert answered_with([HEADER, msgspec.msgpack.encode(other)]) >= BOUND_SECONDS
 
 

@@ -240,7 +240,7 @@ NAMED = TransferKey("t", 0)
         offer(NAMED),
         Collected(NAMED),
         CopyEnded(LegKey(NAMED, "D", 0, "i"), True, ""),
-        MessageReceived(Ack(sender=Sender("D", 0, "i"), key=NAMED), b""),
+        MessageReceived(Ack(sender=Sender("D", 0, "i"), key=NAMED, sequence=0), b""),
     ],
 )
 def test_the_log_names_the_transfer(value: Any) -> None:

@@ -24,7 +24,7 @@ from dfirst.protocol.messages import (
 
 HOST = "127.0.0.1"
 ANY = range(0)
-ACK = Ack(sender=Sender("D", 0, "d"), key=TransferKey("t", 0))
+ACK = Ack(sender=Sender("D", 0, "d"), key=TransferKey("t", 0), sequence=0)
 WAIT = Wait(sender=Sender("P", 0, "p"), key=TransferKey("t", 0), sequence=1)
 QUICK_SECONDS = 2.0
 """On a busy machine; each of these calls takes some microseconds."""

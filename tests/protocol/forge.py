@@ -8,6 +8,8 @@ from dfirst.protocol.shards import layout_digest
 from .world import KEY, PROMPT, World
 
 ROUTER = Sender("router", -1, "r")
+NEWEST = 99
+"""A number that no question in a test has: it comes after all of them."""
 
 
 def query(
@@ -36,11 +38,22 @@ def query(
     world.hear(owner, message, mover)
 
 
-def done(world: World, mover: str, owner: str, cached: int = 0, sender: Sender | None = None) -> None:
-    """Let ``owner`` hear a DONE of ``mover``."""
+def done(
+    world: World,
+    mover: str,
+    owner: str,
+    cached: int = 0,
+    sender: Sender | None = None,
+    grant: int | None = None,
+) -> None:
+    """Let ``owner`` hear a DONE of ``mover``, for what is lent to it now unless another grant is named."""
+    known = world.cores[owner].owners.get(KEY)
+    lease = known.leases.get(sender or world.sender(mover)) if known else None
     message = wire.Done(
         sender=sender or world.sender(mover),
         key=KEY,
+        sequence=NEWEST,
+        grant=(lease.grant if lease else 0) if grant is None else grant,
         target_incarnation=world.sender(owner).incarnation,
         mode=mode_of(mover),
         layout_digest=layout_digest(world.engines[mover[0]]),
@@ -50,10 +63,16 @@ def done(world: World, mover: str, owner: str, cached: int = 0, sender: Sender |
     world.hear(owner, message, mover)
 
 
-def stop(world: World, mover: str, owner: str, sender: Sender | None = None) -> None:
-    """Let ``owner`` hear a STOPPED of ``mover``."""
-    target = world.sender(owner).incarnation
-    message = wire.Stopped(sender or world.sender(mover), KEY, target, mode_of(mover), "it gave up")
+def stop(world: World, mover: str, owner: str, sender: Sender | None = None, sequence: int = NEWEST) -> None:
+    """Let ``owner`` hear a STOPPED of ``mover``, for all questions so far unless a number is named."""
+    message = wire.Stopped(
+        sender=sender or world.sender(mover),
+        key=KEY,
+        sequence=sequence,
+        target_incarnation=world.sender(owner).incarnation,
+        mode=mode_of(mover),
+        reason="it gave up",
+    )
     world.hear(owner, message, mover)
 
 

@@ -30,6 +30,7 @@ FIELDS = {
     "sender": SENDERS,
     "key": KEYS,
     "sequence": NUMBERS,
+    "grant": NUMBERS,
     "target_incarnation": INCARNATIONS,
     "mode": MODES,
     "target": PARTS,

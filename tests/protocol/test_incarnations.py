@@ -105,9 +105,8 @@ def test_a_new_incarnation_and_an_old_one_are_written_side_by_side():
 def test_a_message_in_the_other_mode_changes_nothing():
     world = reading()
     target = world.sender("P0").incarnation
-    word = wire.Stopped(world.sender("D0"), KEY, target, LAYERWISE, "confused")
-    world.hear("P0", word, "D0")
-    world.hear("P0", wire.Stopped(world.sender("D0"), KEY, target, "sideways", "confused"), "D0")
+    for mode in (LAYERWISE, "sideways"):
+        world.hear("P0", wire.Stopped(world.sender("D0"), KEY, 9, target, mode, "confused"), "D0")
     assert world.state("P0") == "PULLS_PENDING"
     assert world.cores["P0"].counters["other_mode"] == 1
     assert world.cores["P0"].counters["unknown_mode"] == 1

@@ -256,10 +256,23 @@ def test_an_answer_to_nobodys_question_is_not_taken():
     world = World(met=True)
     world.pull()
     world.deliver()
-    answer = wire.Metadata(world.sender("P0"), KEY, 99, 20.0, [1, 2, 3])
+    answer = wire.Metadata(world.sender("P0"), KEY, 99, 20.0, [1, 2, 3], 1)
     world.hear("D0", answer, "P0")
     world.hear("D0", wire.Gone(world.sender("P0"), KEY, 99, "never asked"), "P0")
     assert (leg(world).state, world.copies["D0"]) == ("METADATA_QUERY", [])
+
+
+def test_an_acknowledgement_of_another_word_ends_nothing():
+    """It may be of a first request with the same transfer; the word of this one is still to arrive."""
+    world = copying()
+    world.finish_copies("D0")
+    [packet] = world.network
+    world.network.clear()
+    number = packet.message.sequence
+    world.hear("D0", wire.Ack(world.sender("P0"), KEY, number - 1), "P0")
+    assert leg(world).state == "DONE_UNACKED"
+    world.hear("D0", wire.Ack(world.sender("P0"), KEY, number), "P0")
+    assert leg(world).state == "FREED"
 
 
 def test_a_second_end_of_the_same_copies_changes_nothing():

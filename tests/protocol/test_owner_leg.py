@@ -150,6 +150,44 @@ def test_a_second_requests_done_is_acknowledged_and_the_first_ones_stopped_stand
     assert world.deliver() == ["P0>D0 Ack", "P0>D0 Ack"]
 
 
+@takes("OL16")
+def test_a_done_for_a_grant_that_is_forgotten_ends_nothing():
+    """A first request with the same transfer is long over; its word comes before the second one asks."""
+    world = World(met=True)
+    world.accept()
+    done(world, "P0", "D0", grant=5)
+    assert world.deliver() == ["D0>P0 Ack"]
+    query(world, "P0", "D0", sequence=7)
+    assert (world.state("D0"), world.leg_states("D0"), world.reports) == ("PUSHES_PENDING", ["LENT"], [])
+
+
+@takes("OL17", "OL18")
+def test_a_word_of_a_first_request_does_not_end_the_lease_of_a_second_one():
+    world = lent()
+    query(world, "D0", "P0", sequence=7)
+    world.network.clear()
+    done(world, "D0", "P0", grant=lease(world).grant + 1)
+    stop(world, "D0", "P0", sequence=6)
+    assert lease(world).state == "LENT"
+    assert "lease_end" in lease(world).timers
+    assert world.deliver() == ["P0>D0 Ack", "P0>D0 Ack"]
+
+
+def test_an_older_question_that_comes_late_is_not_answered_in_the_place_of_a_newer_one():
+    world = World(met=True)
+    query(world, "D0", "P0", sequence=7)
+    query(world, "D0", "P0", sequence=6)
+    world.network.clear()
+    world.offer()
+    [packet] = world.network
+    assert packet.message.sequence == 7
+
+
+def test_what_is_lent_a_second_time_is_another_grant():
+    world = lent()
+    assert lease(world).grant != lease(world, "D1").grant
+
+
 def test_a_question_after_the_last_word_lends_nothing():
     world = lent()
     done(world, "D0", "P0")
