@@ -38,6 +38,7 @@ from ..protocol.shards import Shard
 from .data_path import CopyResult, DataPath, PullJob
 from .push_feed import Layer, PushFeed, leg_name
 from .side_channel import SideChannel
+from .stats import RankStats, TransferStats
 from .step import StepMetadata
 from .trace import Tracer
 
@@ -88,6 +89,7 @@ class RankLoop:
         self._data = data_path(self)
         self._feed = PushFeed(shard, self._data, self.may_start)
         self._legs: dict[str, LegKey] = {}
+        self._stats = RankStats(core.sender.rank, tracer, core.counters, channel.counters)
         self._items: deque[Item] = deque()
         self._reports: deque[Report] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -119,6 +121,10 @@ class RankLoop:
         if taken:
             self._wake()
         return taken
+
+    def take_stats(self) -> TransferStats | None:
+        """Return what was counted since the last call; None if nothing was."""
+        return self._stats.take()
 
     def may_start(self, name: str) -> bool:
         """Return whether a copy of this leg may be started now: its lease runs."""
@@ -240,6 +246,9 @@ class RankLoop:
             logger.error("%s: copies ended that this rank does not know", result.key)
             return
         self._tracer.copied(leg, result.bytes, result.seconds, result.ok)
+        mover = self._core.movers.get(leg.key)
+        if mover is not None:
+            self._stats.copied(mover.mode, result.bytes, result.seconds)
         self._give(CopyEnded(leg, result.ok, result.reason))
 
     # What the core asks for

@@ -10,6 +10,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
 from ..protocol.commands import RemoteRank
+from ..protocol.effects import FAILED, RECEIVED, SENT
 from ..protocol.messages import TransferKey
 from ..protocol.scheduler import (
     Allocation,
@@ -22,6 +23,7 @@ from ..protocol.scheduler import (
 from ..protocol.shards import Directory, RankEntry, layout_digest
 from .announcer import Announcer
 from .extra_config import ExtraConfig
+from .stats import SchedulerStats, TransferStats
 from .step import Chunk, StepMetadata
 from .trace import Tracer
 from .transfer_params import AnnouncedBlocks, OfferedBlocks, read_params
@@ -64,6 +66,7 @@ class SchedulerSide:
         self._directory: Directory | None = None
         self._digest = ""
         self._untold: Directory | None = None
+        self._stats = SchedulerStats()
 
     def set_ranks(self, model: str, layout: str, entries: Sequence[RankEntry]) -> None:
         """Take what every rank said of itself at its start."""
@@ -116,9 +119,13 @@ class SchedulerSide:
         """All ranks have reported on these requests."""
         failed = output.failed_recving or set()
         for request_id in output.finished_recving or ():
-            self._core.reported(request_id, "failed" if request_id in failed else "received")
+            self._reported(request_id, FAILED if request_id in failed else RECEIVED)
         for request_id in output.finished_sending or ():
-            self._core.reported(request_id, "sent")
+            self._reported(request_id, SENT)
+
+    def take_stats(self) -> TransferStats | None:
+        """Return what was counted since the last call; None if nothing was."""
+        return self._stats.take()
 
     def finished(
         self, request: "Request", block_ids: tuple[list[int], ...]
@@ -143,6 +150,12 @@ class SchedulerSide:
         self._tracer.close()
 
     # Helpers
+
+    def _reported(self, request_id: str, outcome: str) -> None:
+        transfer = self._core.transfer(request_id)
+        if transfer is not None:
+            self._stats.ended(transfer.mode, outcome)
+        self._core.reported(request_id, outcome)
 
     def _prompt_blocks(self, request: "Request") -> int:
         return -(-request.num_prompt_tokens // self._block_size)

@@ -24,6 +24,8 @@ class Tracer:
         self._file = _open(directory, engine, rank, f"{part}-{os.getpid()}")
         self.rows: Counter[str] = Counter()
         self.unexpected: Counter[str] = Counter()
+        self.ignored = 0
+        """Events that the spec lists as ignored."""
 
     def started(self, incarnation: str, timing: Timing | None = None) -> None:
         """Begin: who this is, and by which timers it goes."""
@@ -38,7 +40,9 @@ class Tracer:
 
     def unheard(self, entity: Traced, event: str, expected: bool) -> None:
         """Count an event that no row wanted; one that the spec does not list either is logged."""
-        if not expected:
+        if expected:
+            self.ignored += 1
+        else:
             machine = entity.machine.spec.name
             self.unexpected[f"{machine}.{entity.state}.{event}"] += 1
             logger.warning("%s: %s got %s in state %s", entity.key.transfer_id, machine, event, entity.state)

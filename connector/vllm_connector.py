@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from ..protocol.effects import FAILED, RECEIVED, SENT
 from .extra_config import decode_extra_config
 from .scheduler_side import SchedulerSide
+from .stats import TransferMetrics, TransferStats
 from .step import StepMetadata
 from .vllm_plugin import log_as_vllm_does
 from .worker_side import RankHandshake, WorkerSide
@@ -173,6 +174,27 @@ class DFirstConnector(KVConnectorBase_V1, SupportsHMA):
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         results = self.get_transfer_results(finished_req_ids)
         return results.finished_sending, results.finished_recving
+
+    # Both sides, and the process that serves /metrics
+
+    def get_kv_connector_stats(self) -> TransferStats | None:
+        if self._worker is not None:
+            return self._worker.take_stats()
+        return self._on_scheduler.take_stats()
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> TransferStats | None:
+        return TransferStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: "VllmConfig",
+        metric_types: dict[type[Any], type[Any]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> TransferMetrics:
+        return TransferMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
         if self._scheduler is not None:

@@ -24,6 +24,7 @@ from .mooncake_engine import MooncakeEngine, default_protocol
 from .push_feed import Layer
 from .rank_loop import RankLoop, StepBegan, StepEnded
 from .side_channel import SideChannel
+from .stats import TransferStats
 from .step import StepMetadata
 from .trace import Tracer
 
@@ -107,6 +108,10 @@ class WorkerSide:
     def take_reports(self) -> list[Report]:
         """Return what vLLM is to be told, once."""
         return [] if self._loop is None else self._loop.take_reports()
+
+    def take_stats(self) -> TransferStats | None:
+        """Return what was counted since the last call; None if nothing was."""
+        return None if self._loop is None else self._loop.take_stats()
 
     def shutdown(self) -> None:
         """End the copies, the thread, the sockets and the engine."""
