@@ -35,3 +35,34 @@ def core(quick: Quick = False, json_file: JsonFile = None, plot: Plot = None) ->
     from dfirst.spec.bench import run
 
     raise typer.Exit(run(quick, json_file, plot))
+
+
+@bench.command()
+def serve(
+    quick: Quick = False,
+    json_file: JsonFile = None,
+    plot: Plot = None,
+    way: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="One way to measure: alone, blockwise, layerwise, mooncake or nixl. Repeat it; all if none."
+        ),
+    ] = None,
+    tokens: Annotated[
+        list[int] | None, typer.Option(help="Tokens of a prompt. Repeat it; 1000 and 4000 if none.")
+    ] = None,
+    at_once: Annotated[
+        list[int] | None, typer.Option(help="Requests at once. Repeat it; 1 and 4 if none.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="How often everything is measured.")] = 3,
+    work_dir: Annotated[Path, typer.Option(help="For the model and logs.")] = Path(".bench"),
+) -> None:
+    """Real vLLM engines: what a hand-over adds to the time to the first token, and throughput.
+
+    One engine alone, dfirst in both modes, and vLLM's own MooncakeConnector and NixlConnector (where nixl is
+    installed) take the same loads in turns: 1,000 and 4,000 tokens, 1 and 4 requests at once, and 16 at once
+    for the throughput. CPU time is printed beside, since two cores starve each other. Takes some minutes.
+    """
+    from .serve import run
+
+    raise typer.Exit(run(quick, way, tokens, at_once, rounds, work_dir, json_file, plot))

@@ -1,0 +1,225 @@
+"""``dfirst bench serve``: the same prompts through a hand-over and without one, side by side.
+
+All servers are started first and stay up: one engine alone, a pair with dfirst for both its modes, a pair for
+each of vLLM's own connectors, all with the same small model and settings. Then the loads are sent one after
+the other, one way at a time, and the order of the ways alternates from round to round: what else the machine
+does hits them all alike.
+"""
+
+import asyncio
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from ..demo_model import make_model
+from ..launch import Server
+from ..processes import LaunchError, end_on_sigterm_as_on_ctrl_c
+from ..waiting import waiting
+from .serve_cpu import cpu_times, used_between
+from .serve_load import Load, LoadError, Sample, open_client, prompts, run_load
+from .serve_plot import picture
+from .serve_report import FIRST_TOKEN, THROUGHPUT, Cell, Measured, ServeReport, rows_of
+from .serve_table import show
+from .serve_ways import MODEL_NAME, TITLES, EngineSettings, Way, make_ways, missing_for
+
+MODEL = "gqa"
+LENGTHS = (1000, 4000)
+AT_ONCE = (1, 4)
+ROUNDS = 3
+FIRST_TOKEN_OUTPUT = 4
+REQUESTS_A_ROUND = 4
+THROUGHPUT_TOKENS, THROUGHPUT_OUTPUT, THROUGHPUT_AT_ONCE, THROUGHPUT_REQUESTS = 1000, 16, 16, 32
+
+# A prompt of 4,000 tokens is one chunk, as it is on machines where prefill pays; 8 KiB a token in the cache.
+MAX_MODEL_LEN = 8192
+PREFILL_CHUNK_TOKENS = 4096
+KV_CACHE_BYTES = 512 * 1024 * 1024
+
+
+class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What to measure, and where logs and the model go."""
+
+    work_dir: Path
+    ways: tuple[str, ...] = tuple(TITLES)
+    lengths: tuple[int, ...] = LENGTHS
+    at_once: tuple[int, ...] = AT_ONCE
+    rounds: int = ROUNDS
+    throughput: bool = True
+
+
+def run_serve(settings: ServeSettings, console: Console) -> ServeReport:
+    """Measure it all. Raises ``LaunchError`` for a server that ends, ``LoadError`` for a wrong answer."""
+    end_on_sigterm_as_on_ctrl_c()
+    work = settings.work_dir.resolve()
+    shutil.rmtree(work / "logs", ignore_errors=True)
+    missing = {way: missing_for(way) for way in settings.ways}
+    with waiting(console, f"making the {MODEL} model"):
+        model = make_model(work / f"model-{MODEL}", MODEL)
+    ways = make_ways(
+        [way for way, reason in missing.items() if reason is None],
+        EngineSettings(
+            model=model,
+            logs=work / "logs",
+            max_model_len=MAX_MODEL_LEN,
+            kv_cache_bytes=KV_CACHE_BYTES,
+            prefill_chunk_tokens=PREFILL_CHUNK_TOKENS,
+        ),
+    )
+    servers: list[Server] = []
+    try:
+        for way in ways:
+            with waiting(console, f"starting what {TITLES[way.name]} needs"):
+                _start(way, servers)
+        measured = _measure(ways, settings, console)
+    finally:
+        for server in servers:
+            server.ask_to_stop()
+        for server in servers:
+            server.stop()
+    report = ServeReport(
+        model=f"the {MODEL} demo model",
+        rounds=settings.rounds,
+        left_out=[f"{TITLES[way]} is left out: {why}" for way, why in missing.items() if why is not None],
+        rows=rows_of(measured),
+    )
+    show(report, console)
+    return report
+
+
+def cells(settings: ServeSettings) -> list[Cell]:
+    """The loads in the order in which they are sent."""
+    found = [
+        Cell(
+            what=FIRST_TOKEN,
+            load=Load(
+                prompt_tokens=length,
+                output_tokens=FIRST_TOKEN_OUTPUT,
+                requests=max(REQUESTS_A_ROUND, 2 * at_once if at_once > 1 else 0),
+                at_once=at_once,
+            ),
+        )
+        for length in settings.lengths
+        for at_once in settings.at_once
+    ]
+    if settings.throughput:
+        load = Load(
+            prompt_tokens=THROUGHPUT_TOKENS,
+            output_tokens=THROUGHPUT_OUTPUT,
+            requests=THROUGHPUT_REQUESTS,
+            at_once=THROUGHPUT_AT_ONCE,
+        )
+        found.append(Cell(what=THROUGHPUT, load=load))
+    return found
+
+
+def in_turn(ways: Sequence[Way], turn: int) -> list[Way]:
+    """Another order each time: moved on by one, and every second time backwards."""
+    start = turn % len(ways)
+    moved = [*ways[start:], *ways[:start]]
+    return moved[::-1] if turn % 2 else moved
+
+
+def _start(way: Way, servers: list[Server]) -> None:
+    new = [server for server in way.servers if server not in servers]
+    for server in new:
+        servers.append(server.start())
+    for server in new:
+        server.wait_ready()
+
+
+def _measure(ways: Sequence[Way], settings: ServeSettings, console: Console) -> list[Measured]:
+    loads = cells(settings)
+    for length in settings.lengths:
+        with waiting(console, f"warming up with {length} tokens"):
+            load = Load(prompt_tokens=length, output_tokens=FIRST_TOKEN_OUTPUT, requests=2, at_once=2)
+            for way in ways:
+                _send(way, load, f"{way.name} warming up")
+    measured: list[Measured] = []
+    turn = 0
+    for number in range(settings.rounds):
+        for cell in loads:
+            what = f"{cell.what}, {cell.load.prompt_tokens} tokens, {cell.load.at_once} at once"
+            with waiting(console, f"round {number + 1} of {settings.rounds}: {what}"):
+                for way in in_turn(ways, turn):
+                    measured.append(_one(way, cell, f"{way.name} {number} {turn}"))
+            turn += 1
+    return measured
+
+
+def _one(way: Way, cell: Cell, title: str) -> Measured:
+    before = cpu_times(way.servers)
+    samples, seconds = _send(way, cell.load, title)
+    for server in way.servers:
+        server.check()
+    return Measured(
+        cell=cell,
+        way=way.name,
+        samples=samples,
+        seconds=seconds,
+        cpu=used_between(before, cpu_times(way.servers)),
+    )
+
+
+def _send(way: Way, load: Load, title: str) -> tuple[list[Sample], float]:
+    async def send() -> tuple[list[Sample], float]:
+        async with open_client(way.url, way.headers) as client:
+            return await run_load(client, MODEL_NAME, prompts(load, title), load)
+
+    try:
+        return asyncio.run(send())
+    except LoadError as error:
+        raise LoadError(
+            f"{TITLES[way.name]}: {error}; its logs are those of {way.servers[0].log.parent}"
+        ) from error
+
+
+def run(
+    quick: bool,
+    ways: Sequence[str] | None,
+    tokens: Sequence[int] | None,
+    at_once: Sequence[int] | None,
+    rounds: int,
+    work_dir: Path,
+    json_file: Path | None,
+    plot: Path | None,
+) -> int:
+    """The command: returns its exit status."""
+    unknown = [way for way in ways or () if way not in TITLES]
+    if unknown:
+        return _refuse(f"--way {unknown[0]} is not known; use {', '.join(TITLES)}", 2)
+    numbers = [("--rounds", rounds), *(("--tokens", one) for one in tokens or ())]
+    for option, number in [*numbers, *(("--at-once", one) for one in at_once or ())]:
+        if number < 1:
+            return _refuse(f"{option} is {number}; give a whole number of at least 1", 2)
+    longest = MAX_MODEL_LEN - FIRST_TOKEN_OUTPUT
+    if tokens and max(tokens) > longest:
+        return _refuse(
+            f"--tokens {max(tokens)} is more than the engines here take; give at most {longest}", 2
+        )
+    settings = ServeSettings(
+        work_dir=work_dir,
+        ways=tuple(ways or TITLES),
+        lengths=tuple(tokens or (LENGTHS[:1] if quick else LENGTHS)),
+        at_once=tuple(at_once or (AT_ONCE[:1] if quick else AT_ONCE)),
+        rounds=1 if quick else rounds,
+    )
+    try:
+        report = run_serve(settings, Console())
+    except (LaunchError, LoadError) as error:
+        return _refuse(str(error), 1)
+    except KeyboardInterrupt:
+        return _refuse("interrupted; the engines are stopped", 130)
+    for file, content in ((json_file, report.encode()), (plot, picture(report))):
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+    return 0
+
+
+def _refuse(message: str, status: int) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return status
