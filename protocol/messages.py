@@ -196,6 +196,10 @@ class Stopped(msgspec.Struct, frozen=True, tag="STOPPED"):
     """The owner that is meant."""
     mode: str
     """Blockwise or layerwise."""
+    layout_digest: str
+    """As in DONE: the owner may never have heard a question."""
+    cached_tokens: int
+    """As in DONE."""
     reason: str
     """A sentence for the log."""
 

@@ -226,6 +226,8 @@ class MoverLeg(CoreEntity):
                 sequence=self._word_number(),
                 target_incarnation=self.peer.incarnation,
                 mode=self.transfer.mode,
+                layout_digest=self.core.peers.own_digest,
+                cached_tokens=self.transfer.cached_tokens,
                 reason=self.failure or "the transfer was cancelled",
             )
         )

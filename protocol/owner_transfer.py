@@ -11,7 +11,7 @@ import msgspec
 from .binding import effect, guard
 from .effects import Reply, Report
 from .entity import Core, CoreEntity
-from .messages import Cancel, Done, Gone, LayoutQuery, Query, Sender, TransferKey, Wait
+from .messages import Cancel, Done, Gone, LayoutQuery, Query, Sender, Stopped, TransferKey, Wait
 from .owner_leg import OwnerLeg
 from .plan import LayoutMismatch, RequestPlan
 
@@ -69,8 +69,8 @@ class OwnerTransfer(CoreEntity):
         """A lease took a step: look at all of them, after the present event."""
         self.core.post(self, "lease_changed")
 
-    def bind(self, word: Query | Done) -> None:
-        """Take from the first mover that is lent to, or done, what the plan of this transfer is made from."""
+    def bind(self, word: Query | Done | Stopped) -> None:
+        """Take from the first mover that is lent to, or says a last word, what the plan of this transfer is made from."""
         if not self.layout_digest:
             self.layout_digest = word.layout_digest
 

@@ -2,8 +2,8 @@
 
 from .binding import BoundMachine, effect, guard
 from .commands import OfferBlocks
-from .effects import SENT
-from .messages import Done, Query
+from .effects import SENT, Reply
+from .messages import Done, LayoutQuery, Query, Stopped
 from .modes import BLOCKWISE
 from .owner_transfer import OwnerTransfer
 from .plan import RequestPlan
@@ -26,7 +26,7 @@ class PrefillBlockwise(OwnerTransfer):
         self.block_ids = command.block_ids
         self.prompt_tokens = command.prompt_tokens
 
-    def bind(self, word: Query | Done) -> None:
+    def bind(self, word: Query | Done | Stopped) -> None:
         """The first reader's engine says how much of the prompt it has cached."""
         if not self.layout_digest:
             self.cached_tokens = word.cached_tokens
@@ -47,6 +47,18 @@ class PrefillBlockwise(OwnerTransfer):
         if states is not None and all(state in OVER for state in states):
             return True
         return self.core.now >= self.held_until
+
+    @effect
+    def ask_missing_layout(self, _payload: object) -> None:
+        """Ask those who have said a last word for the layout that it named, if that is not known; and again."""
+        if not self.layout_digest or self.core.peers.known(self.layout_digest):
+            self.disarm("layout_retry")
+        elif "layout_retry" not in self.timers:
+            question = LayoutQuery(sender=self.core.sender, digest=self.layout_digest)
+            for lease in self.leases.values():
+                if lease.state in OVER:
+                    self.core.emit(Reply(lease.route, question))
+            self.arm("layout_retry", self.core.timing.query_retry_seconds)
 
     @effect
     def report_sent(self, _payload: object) -> None:

@@ -363,14 +363,10 @@ class RankCore:
             self.counters["too_many_leases"] += 1
         elif isinstance(message, wire.Query):
             owner.fire("query", Question(message, lease))
-        elif isinstance(message, wire.Done):
+        else:
             if lease.word_is_current(message):
                 owner.bind(message)
-            lease.fire("done", message)
-            if not self.peers.known(message.layout_digest):
-                self.emit(Reply(route, wire.LayoutQuery(sender=self.sender, digest=message.layout_digest)))
-        else:
-            lease.fire("stopped", message)
+            lease.fire("done" if isinstance(message, wire.Done) else "stopped", message)
 
     # Renewals
 

@@ -65,6 +65,7 @@ QUICK: tuple[Configuration, ...] = (
     pull("pull-1x1-long-hold", faults=1, timing=LONG_HOLD, **LONG_BOUNDS),
     push("push-1x1-long-hold", faults=1, timing=LONG_HOLD, **LONG_BOUNDS, orderly=True),
     pull("pull-1x2-cached", faults=1, decode_ranks=2, all_cached=True, orderly=True),
+    pull("pull-1x2-cached-unmet", faults=1, decode_ranks=2, all_cached=True, met=False, orderly=True),
     pull("pull-2x1", faults=1, prefill_ranks=2, orderly=True),
     push("push-2x1", faults=1, prefill_ranks=2, orderly=True),
     pull("pull-2x1-replicas", faults=1, prefill_ranks=2, heads=1, orderly=True),

@@ -63,7 +63,14 @@ def done(
     world.hear(owner, message, mover)
 
 
-def stop(world: World, mover: str, owner: str, sender: Sender | None = None, sequence: int = NEWEST) -> None:
+def stop(
+    world: World,
+    mover: str,
+    owner: str,
+    sender: Sender | None = None,
+    sequence: int = NEWEST,
+    digest: str = "",
+) -> None:
     """Let ``owner`` hear a STOPPED of ``mover``, for all questions so far unless a number is named."""
     message = wire.Stopped(
         sender=sender or world.sender(mover),
@@ -71,6 +78,8 @@ def stop(world: World, mover: str, owner: str, sender: Sender | None = None, seq
         sequence=sequence,
         target_incarnation=world.sender(owner).incarnation,
         mode=mode_of(mover),
+        layout_digest=digest or layout_digest(world.engines[mover[0]]),
+        cached_tokens=0,
         reason="it gave up",
     )
     world.hear(owner, message, mover)

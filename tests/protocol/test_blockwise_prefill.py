@@ -149,6 +149,45 @@ def test_the_deadline_frees_blocks_that_nobody_asks_for_if_it_comes_first():
     assert world.reports == [("P0", "sent")]
 
 
+@takes("PB35", "PB36")
+def test_the_layout_of_a_reader_that_has_everything_cached_is_asked_for_again():
+    world = World()
+    world.offer()
+    done(world, "D0", "P0", cached=ALL_CACHED)
+    assert [type(packet.message).__name__ for packet in world.network] == ["Ack", "LayoutQuery"]
+    world.network.clear()
+    done(world, "D0", "P0", cached=ALL_CACHED)
+    assert world.deliver() == ["P0>D0 Ack"]
+    said = world.advance(world.timing.query_retry_seconds)
+    assert said == ["P0>D0 LayoutQuery", "D0>P0 Layout"]
+    assert world.reports == [("P0", "sent")]
+
+
+def test_a_layout_that_has_come_is_not_asked_for_again():
+    world = World(decode_tp=2)
+    world.offer()
+    done(world, "D0", "P0", cached=0)
+    world.deliver()
+    query(world, "D1", "P0")
+    world.network.clear()
+    assert "LayoutQuery" not in str(world.advance(2 * world.timing.query_retry_seconds))
+    assert world.observer.unexpected == []
+
+
+def test_a_reader_that_gives_up_before_its_question_was_heard_frees_the_blocks_at_once():
+    world = offered()
+    stop(world, "D0", "P0")
+    assert world.reports == [("P0", "sent")]
+
+
+def test_a_reader_that_gives_up_before_its_question_was_heard_is_met_first():
+    world = World()
+    world.offer()
+    stop(world, "D0", "P0")
+    assert world.deliver() == ["P0>D0 Ack", "P0>D0 LayoutQuery", "D0>P0 Layout"]
+    assert world.reports == [("P0", "sent")]
+
+
 @takes("PB16", "PB21")
 def test_a_rank_that_two_read_is_freed_after_the_second_not_the_first():
     world = lent(decode_tp=2)
@@ -286,12 +325,13 @@ def test_a_tombstone_answers_late_words_and_ends():
 
 
 def test_a_question_that_its_own_last_word_overtook_does_not_hold_the_blocks():
-    world = offered()
+    world = offered(decode_tp=2)
     stop(world, "D0", "P0")
     assert world.state("P0") == "METADATA_QUERY"
     query(world, "D0", "P0")
-    assert world.reports == [("P0", "sent")]
     assert "P0>D0 Metadata" not in world.deliver()
+    stop(world, "D1", "P0")
+    assert world.reports == [("P0", "sent")]
 
 
 def test_an_offer_that_is_repeated_changes_nothing():

@@ -106,7 +106,7 @@ def test_a_message_in_the_other_mode_changes_nothing():
     world = reading()
     target = world.sender("P0").incarnation
     for mode in (LAYERWISE, "sideways"):
-        world.hear("P0", wire.Stopped(world.sender("D0"), KEY, 9, target, mode, "confused"), "D0")
+        world.hear("P0", wire.Stopped(world.sender("D0"), KEY, 9, target, mode, "", 0, "confused"), "D0")
     assert world.state("P0") == "PULLS_PENDING"
     assert world.cores["P0"].counters["other_mode"] == 1
     assert world.cores["P0"].counters["unknown_mode"] == 1

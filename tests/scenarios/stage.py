@@ -241,7 +241,7 @@ class Stage(TracedWorld):
             message = wire.Metadata(sender, KEY, int(command.number("sequence", 1)), 20.0, [1, 2, 3], 1)
         else:
             number = int(command.number("sequence", 99))
-            message = wire.Stopped(sender, KEY, number, target, mode, "it gave up")
+            message = wire.Stopped(sender, KEY, number, target, mode, digest, 0, "it gave up")
         self.forged = True
         self._forge(name, rank, message)
 
