@@ -288,7 +288,7 @@ class SchedulerCore:
 
 
 def mode_of(decodes: bool, request_names_remote: bool, metaserver: str) -> str:
-    """Return the mode that a request asks for: a metaserver means layer-wise (section 8 of the design)."""
+    """Return the mode that a request asks for: a metaserver means layer-wise."""
     if decodes:
         return LAYERWISE if metaserver else BLOCKWISE
     return LAYERWISE if request_names_remote else BLOCKWISE

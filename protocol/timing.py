@@ -9,7 +9,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
     lease_seconds: float = 20.0
     """How long an owner lends its blocks at a time. A mover that stays silent for this long loses them
-    (section 3 of the design: leases).
+    (rule R1).
     """
 
     query_retry_seconds: float = 1.0

@@ -37,7 +37,7 @@ class Habits:
     fresh_ports = True
     """R6: a restarted process is not reached by copies that were meant for the old one."""
     asks_before_each_batch = True
-    """Section 3: a copy is started only inside its lease."""
+    """Rule R2: a copy is started only inside its lease."""
     pushes_preempted_again = True
     """R5: what was in the air when its prompt was preempted does not count as sent."""
     counts_suspension = True

@@ -1,5 +1,5 @@
 """Each of the rules R1 to R9 given up in turn, in the ways that their text excludes, and the mistakes that
-were made in the field (section 5 of the design).
+were made in the field.
 """
 
 from collections.abc import Iterator

@@ -2,7 +2,7 @@
 
 A mutant is tried on the smallest worlds first, until one shows that a rule is broken. Each world is
 explored without a mistake before, and how long things take to end there is the bound for rule L1. An event
-for which the spec has no word (rule F3) counts only where no other rule of the design is broken in the same
+for which the spec has no word (rule F3) counts only where no other rule is broken in the same
 world.
 """
 

@@ -2,7 +2,7 @@
 
 
 class Violation(Exception):
-    """A state that the rules of the design forbid."""
+    """A state that the rules forbid."""
 
     def __init__(self, rule: str, text: str) -> None:
         super().__init__(f"{rule}: {text}")
