@@ -38,10 +38,15 @@ class Cores(World):
             for entry in engine.ranks:
                 self.start(name, entry)
         self.ends: dict[str, list[str]] = {rank: [] for rank in self.cores}
+        self.copied: list[str] = []
+        """The ranks that copied something, one entry a leg."""
         self._heard = 0
 
-    def pull(self) -> None:
-        """Move the prompt block-wise, one decode rank after the other."""
+    def pull(self, offered_tokens: int | None = None) -> None:
+        """Move the prompt block-wise, one decode rank after the other.
+
+        ``offered_tokens``: the prefill side speaks of so many, and so refuses the decode side's questions.
+        """
         request = self.move.request
         for rank in self.ranks("P"):
             self.give(
@@ -50,7 +55,7 @@ class Cores(World):
                     key=self.key,
                     request_id="p",
                     block_ids=request.prefill_blocks[0],
-                    prompt_tokens=request.tokens,
+                    prompt_tokens=offered_tokens or request.tokens,
                 ),
             )
         for rank in self.ranks("D"):
@@ -107,6 +112,9 @@ class Cores(World):
             self._hear_reports()
 
     def _copy(self, rank: str, movers: str, started: StartCopies) -> None:
+        self.copied.append(rank)
+        if not started.remote_blocks:
+            return  # As the connector does, which finds that too few blocks were lent.
         own, other = int(rank[1:]), started.peer.rank
         prefill_rank, decode_rank = (other, own) if movers == "D" else (own, other)
         lent, local = started.remote_blocks, started.local_blocks
@@ -148,7 +156,9 @@ class Cores(World):
         check_arrived(self.move)
 
     def check_failed(self) -> None:
-        """Every decode rank has said that it failed."""
+        """Every decode rank has said that it failed, and has copied nothing."""
+        if self.copied:
+            raise Wrong(f"{self.copied} copy what nobody lent")
         for rank in self.ranks("D"):
             if self.ends[rank] != [FAILED]:
                 raise Wrong(f"{rank} reports {self.ends[rank] or 'nothing'} instead of a failure")

@@ -163,13 +163,18 @@ def leg_copies(move: Move, leg: Leg, first: int, end: int, layers: Sequence[int]
 # What the definition demands
 
 
-def check_arrived(move: Move) -> None:
-    """Every needed byte has its known value and was written once; no other byte of that side changed."""
-    request, side = move.request, move.decode.side
+def check_arrived(move: Move, *more: Request) -> None:
+    """Every needed byte has its known value and was written once; no other byte of that side changed.
+
+    ``more``: other requests between the same engines, whose values are those of the same tokens.
+    """
+    side, requests = move.decode.side, (move.request, *more)
     wanted, marks = decode_engine(side), build(side, NOT_NEEDED)
-    write_tokens(wanted, request.decode_blocks, move.values, request.cached, request.tokens)
+    for request in requests:
+        write_tokens(wanted, request.decode_blocks, move.values, request.cached, request.tokens)
+        for mark in marks.ranks:
+            mark_needed(side, request, mark)
     for memory, want, mark in zip(move.decode.ranks, wanted.ranks, marks.ranks, strict=True):
-        mark_needed(move, mark)
         along = mark.arena == MAY_COME_ALONG
         bad = (memory.arena != want.arena) & ~along
         bad |= along & (memory.arena != UNTOUCHED) & (memory.arena != BEHIND)
@@ -182,9 +187,9 @@ def check_arrived(move: Move) -> None:
             raise Wrong(f"decode rank {memory.rank}: written {count} times: {place}")
 
 
-def mark_needed(move: Move, mark: RankMemory) -> None:
+def mark_needed(side: Side, request: Request, mark: RankMemory) -> None:
     """Mark the bytes that a decode rank needs, and those behind the prompt's end in its last block."""
-    request, parallel = move.request, move.decode.side.parallel
+    parallel = side.parallel
     for tensor in mark.tensors:
         table = np.asarray(request.decode_blocks[tensor.group], dtype=np.int64)
         _, entries, slots = places(parallel, tensor.group, mark.rank, request.cached, request.tokens)

@@ -81,10 +81,16 @@ def prefill_engine(side: Side, request: Request) -> Engine:
     for memory in engine.ranks:
         for tensor in memory.tensors:
             tensor.view[:] = FOREIGN
-        # Groups may share bytes: the request's own blocks are marked last.
+    # Groups may share bytes: the request's own blocks are marked last.
+    mark_blocks(engine, request)
+    return engine
+
+
+def mark_blocks(engine: Engine, request: Request) -> None:
+    """Fill a request's blocks with what stands for tokens that are not computed."""
+    for memory in engine.ranks:
         for tensor in memory.tensors:
             tensor.view[list(request.prefill_blocks[tensor.group])] = BEHIND
-    return engine
 
 
 def decode_engine(side: Side) -> Engine:
