@@ -30,7 +30,7 @@ from ..protocol.commands import (
     StartPush,
 )
 from ..protocol.copies import Copies, copies
-from ..protocol.effects import Effect, Reply, Report, Send, StartCopies, StopCopies
+from ..protocol.effects import SENT, Effect, Reply, Report, Send, StartCopies, StopCopies
 from ..protocol.messages import Message, TransferKey
 from ..protocol.modes import BLOCKWISE
 from ..protocol.rank import RankCore
@@ -298,7 +298,11 @@ class RankLoop:
     def _report(self, report: Report) -> None:
         self._feed.ended(report.key)
         if report.reason:
-            logger.warning("%s: %s: %s", report.key.transfer_id, report.outcome, report.reason)
+            # Blocks that were not all sent are reported to vLLM as sent: that is how it gets them back.
+            came_to = (
+                "its blocks are free again, not all were sent" if report.outcome == SENT else report.outcome
+            )
+            logger.warning("%s: %s: %s", report.key.transfer_id, came_to, report.reason)
         self._reports.append(report)
 
 

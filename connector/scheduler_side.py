@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -26,7 +26,7 @@ from .extra_config import ExtraConfig
 from .stats import SchedulerStats, TransferStats
 from .step import Chunk, StepMetadata
 from .trace import Tracer
-from .transfer_params import AnnouncedBlocks, OfferedBlocks, read_params
+from .transfer_params import AnnouncedBlocks, NamedBlocks, OfferedBlocks, read_params
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+Blocks = TypeVar("Blocks", bound=NamedBlocks)
 SCHEDULER = -1
 """In a trace: the place in the engine of what is no rank."""
 COMPLETE = (
@@ -220,23 +221,28 @@ class SchedulerSide:
             raise RuntimeError("the ranks have not said where they are")
         return self._directory
 
-    def _addresses(self) -> tuple[RemoteRank, ...]:
-        return tuple(RemoteRank(entry.host, entry.port, entry.incarnation) for entry in self._own().ranks)
-
-    def _offered(self, transfer: TransferRequest, blocks: tuple[int, ...]) -> OfferedBlocks:
-        addresses = self._addresses()
-        return OfferedBlocks(
-            do_remote_prefill=True,
-            do_remote_decode=False,
-            transfer_id=transfer.key.transfer_id,
-            attempt=transfer.key.attempt,
+    def _named(self, kind: type[Blocks], key: TransferKey, blocks: tuple[int, ...], **own: Any) -> Blocks:
+        ranks = tuple(RemoteRank(entry.host, entry.port, entry.incarnation) for entry in self._own().ranks)
+        return kind(
+            transfer_id=key.transfer_id,
+            attempt=key.attempt,
             remote_engine_id=self._engine_id,
-            remote_request_id=transfer.request_id,
-            remote_host=addresses[0].host,
-            remote_port=addresses[0].port,
-            remote_ranks=addresses,
+            remote_host=ranks[0].host,
+            remote_port=ranks[0].port,
+            remote_ranks=ranks,
             layout_digest=self._digest,
             remote_block_ids=(blocks,),
+            **own,
+        )
+
+    def _offered(self, transfer: TransferRequest, blocks: tuple[int, ...]) -> OfferedBlocks:
+        return self._named(
+            OfferedBlocks,
+            transfer.key,
+            blocks,
+            do_remote_prefill=True,
+            do_remote_decode=False,
+            remote_request_id=transfer.request_id,
             remote_num_tokens=transfer.prompt_tokens,
             tp_size=self._parallel.tensor_parallel_size,
             pp_size=self._parallel.pipeline_parallel_size,
@@ -245,20 +251,14 @@ class SchedulerSide:
         )
 
     def _announced(self, announcement: Announcement) -> AnnouncedBlocks:
-        addresses = self._addresses()
         request = announcement.request
-        return AnnouncedBlocks(
+        return self._named(
+            AnnouncedBlocks,
+            request.key,
+            announcement.block_ids,
             do_remote_prefill=False,
             do_remote_decode=True,
-            transfer_id=request.key.transfer_id,
-            attempt=request.key.attempt,
             request_id=request.request_id,
-            remote_engine_id=self._engine_id,
-            remote_host=addresses[0].host,
-            remote_port=addresses[0].port,
-            remote_ranks=addresses,
-            layout_digest=self._digest,
-            remote_block_ids=(announcement.block_ids,),
             remote_block_size=self._block_size,
             remote_cached_tokens=announcement.cached_tokens,
             remote_tp_size=self._parallel.tensor_parallel_size,

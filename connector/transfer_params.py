@@ -33,21 +33,26 @@ class TransferParams(msgspec.Struct, kw_only=True):
     remote_cached_tokens: int = 0
 
 
-class OfferedBlocks(msgspec.Struct, frozen=True, kw_only=True):
-    """A prefill engine's answer, block-wise: where the blocks are."""
+class NamedBlocks(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a transfer's blocks are; what follows says for whom."""
 
     do_remote_prefill: bool
     do_remote_decode: bool
     transfer_id: str
     attempt: int
     remote_engine_id: str
-    remote_request_id: str
     remote_host: str
     remote_port: int
     remote_ranks: tuple[RemoteRank, ...]
     layout_digest: str
     remote_block_ids: tuple[tuple[int, ...], ...]
-    """A hint; only METADATA grants a read (rule R10)."""
+    """A hint; only METADATA grants a read or a write (rule R10)."""
+
+
+class OfferedBlocks(NamedBlocks, frozen=True, kw_only=True):
+    """A prefill engine's answer, block-wise: blocks to be read."""
+
+    remote_request_id: str
     remote_num_tokens: int
     tp_size: int
     pp_size: int
@@ -55,21 +60,12 @@ class OfferedBlocks(msgspec.Struct, frozen=True, kw_only=True):
     transfer_mode: str
 
 
-class AnnouncedBlocks(msgspec.Struct, frozen=True, kw_only=True):
-    """What a decode engine posts to the metaserver, layer-wise, and the prefill engine gets as parameters."""
+class AnnouncedBlocks(NamedBlocks, frozen=True, kw_only=True):
+    """What a decode engine posts to the metaserver, layer-wise, and the prefill engine gets as parameters:
+    blocks to be written.
+    """
 
-    do_remote_prefill: bool
-    do_remote_decode: bool
-    transfer_id: str
-    attempt: int
     request_id: str
-    remote_engine_id: str
-    remote_host: str
-    remote_port: int
-    remote_ranks: tuple[RemoteRank, ...]
-    layout_digest: str
-    remote_block_ids: tuple[tuple[int, ...], ...]
-    """A hint; only METADATA grants a write (rule R10)."""
     remote_block_size: int
     remote_cached_tokens: int
     remote_tp_size: int
