@@ -39,7 +39,6 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
     unexcused_errors: int
     """Errors to a client though every server that its request needs was there."""
     excused_errors: int
-    preemptions: int
     blocks_held: list[BlocksHeld]
     traces: str
     """What was held against the spec."""

@@ -1,6 +1,7 @@
 """A run while it goes on: clients, faults and what they come to, in one event loop."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -245,7 +246,6 @@ class Bench:
             self._wishes.append(Wish(event))
         elif isinstance(event, Crowd):
             self._crowded_until = event.at + CROWD_SECONDS
-            self.injected["KV cache full"] += 1
         else:
             self._faults.add(asyncio.create_task(self._carry_out(event), name=repr(event)))
 
@@ -277,7 +277,8 @@ class Bench:
             await asyncio.sleep(seconds)
         finally:
             for worker in workers:
-                os.kill(worker, signal.SIGCONT)
+                with contextlib.suppress(ProcessLookupError):  # it died, and `_check_servers` says so
+                    os.kill(worker, signal.SIGCONT)
 
     async def _pause_past_lease(self, engine: EngineName) -> None:
         """Stop a worker for longer than its leases. With a push in flight that would break the assumption

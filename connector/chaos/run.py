@@ -37,6 +37,7 @@ KV_CACHE_BYTES = 24 * 1024 * 1024
 """96 blocks of 32 tokens: a crowd does not fit."""
 FREE_SECONDS = 30.0
 """By then after the end, no block may be held."""
+PREEMPTED = "request preempted, KV cache full"
 TIMERS: dict[str, float] = {
     "lease_seconds": 4.0,
     "query_retry_seconds": 0.3,
@@ -195,6 +196,7 @@ def _report(
     kinds = Counter(bench.injected)
     for fault in desk.injected():
         kinds[fault.fault if fault.fault in COPY_FAULTS else f"message {fault.fault}"] += 1
+    kinds[PREEMPTED] += bench.preemptions
     sums = sums_of(bench.answers, bench.outages, frozenset(bench.abort_allowed))
     errors = _errors_logged(work / "logs")
     violation = conformance.violation
@@ -211,7 +213,7 @@ def _report(
         *(f"not at its end: {one.transfer}, {one.machine} in {one.state}" for one in unfinished[:SHOWN]),
         *errors[:3],
     ]
-    planned = {f"message {fault}" for fault in MESSAGE_FAULTS} | set(COPY_FAULTS)
+    planned = {f"message {fault}" for fault in MESSAGE_FAULTS} | set(COPY_FAULTS) | {PREEMPTED}
     return ChaosReport(
         seed=plan.seed,
         minutes=minutes,
@@ -220,12 +222,11 @@ def _report(
         verdicts=count(asked.verdict for asked in bench.answers),
         faults=sum(kinds.values()),
         faults_by_kind=dict(sorted(kinds.items())),
-        never_injected=sorted(planned - set(kinds)),
+        never_injected=sorted(kind for kind in planned if not kinds[kind]),
         wrong_answers=len(sums.wrong),
         without_answer=len(sums.silent),
         unexcused_errors=len(sums.unexcused),
         excused_errors=sums.excused,
-        preemptions=bench.preemptions,
         blocks_held=held,
         traces=conformance.summary,
         traces_refused=int(violation is not None),

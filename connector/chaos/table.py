@@ -19,7 +19,7 @@ def print_report(console: Console, report: ChaosReport) -> None:
     verdicts = ", ".join(f"{number} {verdict}" for verdict, number in report.verdicts.items())
     lines = [
         f"requests: {report.requests} ({modes}; {verdicts})",
-        f"errors while a server was away: {report.excused_errors}; preemptions: {report.preemptions}",
+        f"errors while a server was away: {report.excused_errors}",
         f"wrong answers: {report.wrong_answers}",
         f"requests without an answer: {report.without_answer}",
         f"errors that nothing excuses: {report.unexcused_errors}",

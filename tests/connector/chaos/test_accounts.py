@@ -74,7 +74,6 @@ def report(*findings: str, faults: int = 1) -> ChaosReport:
         without_answer=0,
         unexcused_errors=0,
         excused_errors=0,
-        preemptions=0,
         blocks_held=[BlocksHeld(engine="prefill", blocks=0, seconds=0.0)],
         traces="",
         traces_refused=0,
