@@ -1,0 +1,112 @@
+"""What a plan costs: two large engines, a long prompt, and the copies of one leg, in milliseconds of one CPU.
+
+The blocks of both sides are in a random order, so that none of them can be merged: the worst case.
+"""
+
+import random
+import time
+from typing import NamedTuple
+
+from dfirst.protocol.copies import Copies, copies
+from dfirst.protocol.parallel import CONVENTION_A, ParallelSizes, RankPlace, places
+from dfirst.protocol.plan import Leg, plan_pair
+from dfirst.protocol.shards import Directory, RankEntry, Region, Shard
+
+TOKENS, LAYERS, BLOCK_SIZE = 131_072, 64, 16
+BLOCKS = TOKENS // BLOCK_SIZE
+LARGEST_MILLISECONDS = 50.0
+ROUNDS = 7
+
+
+class Case(NamedTuple):
+    """Two layouts of one model, 16 ranks and 8."""
+
+    name: str
+    kv_heads: int
+    content_bytes: int
+    prefill: ParallelSizes
+    decode: ParallelSizes
+    decode_block_size: int = BLOCK_SIZE
+    interleave: int = BLOCK_SIZE
+    """Of the prefill side."""
+
+
+_SPLIT = ParallelSizes(tp=8, pcp=2, dcp=8, convention=CONVENTION_A)
+CASES = (
+    Case("GQA, TP 16 to TP 8", 8, 512, ParallelSizes(tp=16), ParallelSizes(tp=8)),
+    Case("MLA, TP 16 to TP 8, blocks of 16 to 64", 1, 1152, ParallelSizes(tp=16), ParallelSizes(tp=8), 64),
+    Case("MLA, PCP 2 DCP 8 token by token to TP 8", 1, 1152, _SPLIT, ParallelSizes(tp=8), interleave=1),
+)
+
+
+def main() -> float:
+    """Print what each case costs; return the milliseconds of the dearest leg."""
+    worst = 0.0
+    for case in CASES:
+        prefill = _directory("P", case, case.prefill, BLOCK_SIZE, case.interleave)
+        decode_size = case.decode_block_size
+        decode = _directory("D", case, case.decode, decode_size, decode_size)
+        started = time.thread_time()
+        leg = plan_pair(prefill, decode).request("t", TOKENS, 0).legs_of_decode(0)[0]
+        planned = time.thread_time() - started
+        source, target = prefill.ranks[leg.prefill_rank].shard, decode.ranks[0].shard
+        spent, made = min((_measured(leg, source, target) for _ in range(ROUNDS)), key=lambda each: each[0])
+        worst = max(worst, spent * 1e3)
+        print(
+            f"plan: {case.name}: engines meet in {planned * 1e3:.1f} ms, a leg of {TOKENS:,} tokens and "
+            f"{LAYERS} layers is {len(made):,} copies in {spent * 1e3:.1f} ms"
+        )
+    print(f"at most {LARGEST_MILLISECONDS:g} ms for a leg are allowed")
+    return worst
+
+
+def _measured(leg: Leg, source: Shard, target: Shard) -> tuple[float, Copies]:
+    blocks = [random.Random(seed).sample(range(BLOCKS), BLOCKS) for seed in (1, 2)]
+    started = time.thread_time()
+    made = copies(leg, source, target, *blocks, range(TOKENS))
+    return time.thread_time() - started, made
+
+
+def _directory(name: str, case: Case, sizes: ParallelSizes, block_size: int, interleave: int) -> Directory:
+    ranks = tuple(
+        RankEntry(
+            rank=place.rank,
+            host=name,
+            port=place.rank,
+            incarnation=f"{name}{place.rank}",
+            data_address=f"{name}:{place.rank}",
+            shard=_shard(case, sizes, place, block_size, interleave),
+        )
+        for place in places(sizes, case.kv_heads, LAYERS)
+    )
+    return Directory(engine_id=name, model="m", layout=str(sizes), ranks=ranks)
+
+
+def _shard(case: Case, sizes: ParallelSizes, place: RankPlace, block_size: int, interleave: int) -> Shard:
+    head_stride = block_size * case.content_bytes
+    block_stride = place.kv_head_count * head_stride
+    regions = tuple(
+        Region(
+            layer=layer,
+            part="kv",
+            base_address=(1 << 40) + layer * BLOCKS * block_stride,
+            block_count=BLOCKS,
+            block_stride_bytes=block_stride,
+            head_stride_bytes=head_stride,
+            token_stride_bytes=case.content_bytes,
+            content_bytes=case.content_bytes,
+            tokens_sliceable=True,
+        )
+        for layer in range(place.first_layer, place.first_layer + place.layer_count)
+    )
+    return Shard(
+        total_kv_heads=case.kv_heads,
+        first_kv_head=place.first_kv_head,
+        kv_head_count=place.kv_head_count,
+        block_size=block_size,
+        regions=regions,
+        cp_size=place.cp_size,
+        cp_rank=place.cp_rank,
+        interleave=interleave,
+        convention=sizes.convention,
+    )
