@@ -150,7 +150,7 @@ class PushFeed:
             feed.sent_tokens = part.tokens.stop
             if missing:
                 self._break(part, f"vLLM did not say that layers {missing} were computed")
-            elif len(part.chunk.block_ids) < blocks_needed(self._shard, part.tokens.stop):
+            elif part.tokens and len(part.chunk.block_ids) < blocks_needed(self._shard, part.tokens.stop):
                 self._break(
                     part, f"{len(part.chunk.block_ids)} blocks cannot hold {part.chunk.end_token} tokens"
                 )
