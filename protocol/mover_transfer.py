@@ -59,11 +59,6 @@ class MoverTransfer(CoreEntity):
         return not self.layout_unknown(None) and self._mismatch() == ""
 
     @guard
-    def layout_unfit(self, _payload: object) -> bool:
-        """Whether the other engine has been met and does not fit."""
-        return not self.layout_unknown(None) and self._mismatch() != ""
-
-    @guard
     def something_to_move(self, _payload: object) -> bool:
         """Whether the plan has bytes for this rank."""
         return bool(self._own_legs(self.request_plan()))

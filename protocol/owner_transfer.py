@@ -121,13 +121,8 @@ class OwnerTransfer(CoreEntity):
 
     @guard
     def asker_expected(self, question: Question) -> bool:
-        """Whether the plan has bytes for this mover here."""
+        """Whether the layouts fit and the plan has bytes for this mover here."""
         return not self.layout_unknown(question) and not self._refusal(question)
-
-    @guard
-    def asker_refused(self, question: Question) -> bool:
-        """Whether the layouts do not fit, or the plan has nothing for this mover here."""
-        return not self.layout_unknown(question) and bool(self._refusal(question))
 
     @guard
     def any_lent(self, _payload: object) -> bool:
@@ -235,10 +230,10 @@ class OwnerTransfer(CoreEntity):
     def _refusal(self, question: Question) -> str:
         """Return why the asker gets nothing, or an empty text."""
         query, peers = question.query, self.core.peers
-        if not peers.holds(query.layout_digest, query.sender):
-            return "the asker is not a rank of the directory that it names"
         if self.layout_digest not in ("", query.layout_digest):
             return "another engine has asked for this transfer before"
+        if not peers.holds(query.layout_digest, query.sender):
+            return "the asker is not a rank of the directory that it names"
         cached_tokens = self._agreed_cached_tokens(query)
         if (query.prompt_tokens, query.cached_tokens) != (self.prompt_tokens, cached_tokens):
             return (

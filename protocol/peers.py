@@ -6,7 +6,9 @@ from .shards import Directory, RankEntry, layout_digest
 from .tokens import holds_any
 
 MAX_DIRECTORIES = 1024
-"""How many directories are kept; the oldest goes first. A restarted engine has a new one each time."""
+"""How many directories are kept; the one that was used longest ago goes first. A restarted engine has a new
+one each time.
+"""
 
 
 class PeerBook:
@@ -65,6 +67,7 @@ class PeerBook:
         own = self.own
         if own is None:
             raise RuntimeError("a plan was asked for before this engine's own directory was told")
+        self._directories[digest] = self._directories.pop(digest)
         pair = (self.own_digest, digest) if own_side == "prefill" else (digest, self.own_digest)
         found = self._plans.get(pair)
         if found is None:

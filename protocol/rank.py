@@ -235,7 +235,7 @@ class RankCore:
     def _layout_for(self, mover: MoverTransfer) -> None:
         if mover.layout_known(None):
             mover.fire("layout")
-        elif mover.layout_unfit(None):
+        elif not mover.layout_unknown(None):
             mover.fire("layout_refused")
 
     def _hear_layout(self, message: wire.Layout) -> None:

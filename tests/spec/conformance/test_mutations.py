@@ -106,7 +106,6 @@ HARMLESS = {
         ("received QUERY", "PB6", "DL29"),
     ),
     "a timer rings at any moment": (("ML14",), ("sent RENEW",)),
-    "a layout may be looked at again at any moment": (("PB19", "DL20"), ("received DONE",)),
     "whom an owner expects does not depend on what it has heard": (("OL6", "OL9"), ("expect",)),
     "two ranks' acknowledgements have no order": (("received ACK",), ("received ACK",)),
 }
@@ -133,9 +132,9 @@ def test_swapped_lines_that_keep_the_times_in_order_are_refused_or_harmless(plac
 
 
 LAYOUTS = ("received LAYOUT", "received LAYOUT_QUERY", "sent LAYOUT", "sent LAYOUT_QUERY")
-MAY_BE_LOST = (*LAYOUTS, "PB19", "DL20", "ML14")
-"""What no other line depends on: layouts are not of a transfer, a layout may be looked at again or not, and a
-mover that does not take a renewal has less time, not more.
+MAY_BE_LOST = (*LAYOUTS, "ML14")
+"""What no other line depends on: layouts are not of a transfer, and a mover that does not take a renewal has
+less time, not more.
 """
 
 
