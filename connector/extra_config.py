@@ -138,3 +138,15 @@ def _timing_problems(config: ExtraConfig) -> Iterator[str]:
             f"copy_timeout_seconds + quarantine_seconds + stall_allowance_seconds, which are "
             f"{config.write_tail_seconds:g} as the engine uses them"
         )
+    if config.done_retry_seconds >= config.farewell_seconds:
+        yield (
+            f"done_retry_seconds is {config.done_retry_seconds:g} and must be below farewell_seconds, "
+            f"{config.farewell_seconds:g}: a last word that is lost would never be repeated"
+        )
+    farewell = max(config.farewell_seconds, config.lease_seconds + config.write_tail_seconds)
+    if config.tombstone_seconds < farewell:
+        yield (
+            f"tombstone_seconds is {config.tombstone_seconds:g} and must be at least {farewell:g}, for which "
+            f"last words are repeated (farewell_seconds, and no shorter than a lease and the end of its "
+            f"writes): who has forgotten a transfer takes its last word for a new one's"
+        )

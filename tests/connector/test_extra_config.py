@@ -60,6 +60,9 @@ def test_one_port_is_a_range_too() -> None:
         ({"query_retry_seconds": 10}, ["query_retry_seconds is 10", "query_timeout_seconds, 10"]),
         ({"lease_seconds": 0.01}, ["lease_seconds is 0.01", "clocks"]),
         ({"transfer_deadline_seconds": 20}, ["transfer_deadline_seconds is 20", "25"]),
+        ({"done_retry_seconds": 20}, ["done_retry_seconds is 20", "farewell_seconds, 20"]),
+        ({"tombstone_seconds": 30}, ["tombstone_seconds is 30", "at least 45"]),
+        ({"farewell_seconds": 301}, ["tombstone_seconds is 300", "at least 301"]),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(settings: dict, words: list[str]) -> None:
