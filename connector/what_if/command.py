@@ -5,6 +5,10 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
+from dfirst.protocol.modes import BLOCKWISE, LAYERWISE
+from dfirst.protocol.parallel import CONVENTION_A, CONVENTION_B
+
+from .question import DTYPE_BYTES, HEAD_SIZE, MLA_HEAD_SIZE, MLA_LATENT, MLA_ROPE, TRANSFER_ID
 
 SIZES_HELP = (
     "The {side} engine: tp, pp, pcp, dcp and dp, as in tp=8,pcp=2,dcp=8. What is left out is 1. An engine is "
@@ -12,6 +16,10 @@ SIZES_HELP = (
 )
 SPLIT_HELP = "Layers of each pipeline stage, as in 40,21; without it vLLM's rule."
 BLOCK_HELP = "Tokens in a block of the {side} engine, where that is not --block-size."
+HEAD_SIZE_HELP = (
+    f"Elements of K, and as many of V, of one head and token: {HEAD_SIZE} if not given. With --mla all that a "
+    f"token has in a layer: {MLA_HEAD_SIZE}, the latent's {MLA_LATENT} and the {MLA_ROPE} of the rotary part."
+)
 SIZES = "Layouts"
 MODEL = "The model's KV cache"
 REQUEST = "The request"
@@ -19,13 +27,13 @@ OUTPUT = "Output"
 
 
 class PlanMode(str, Enum):
-    BLOCKWISE = "blockwise"
-    LAYERWISE = "layerwise"
+    BLOCKWISE = BLOCKWISE
+    LAYERWISE = LAYERWISE
 
 
 class Convention(str, Enum):
-    A = "a"
-    B = "b"
+    A = CONVENTION_A
+    B = CONVENTION_B
 
 
 class KvLayout(str, Enum):
@@ -33,11 +41,7 @@ class KvLayout(str, Enum):
     HND = "hnd"
 
 
-class CacheType(str, Enum):
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
-    FLOAT32 = "float32"
-    FP8 = "fp8"
+CacheType = Enum("CacheType", {name.upper(): name for name in DTYPE_BYTES}, type=str)
 
 
 def plan(
@@ -91,8 +95,7 @@ def plan(
     head_size: Annotated[
         int | None,
         typer.Option(
-            help="Elements of K, and as many of V, of one head and token: 128 if not given. With --mla all "
-            "that a token has in a layer: 576, the latent's 512 and the 64 of the rotary part.",
+            help=HEAD_SIZE_HELP,
             rich_help_panel=MODEL,
         ),
     ] = None,
@@ -135,7 +138,7 @@ def plan(
         typer.Option(
             help="Chooses which of several replicas serve, as a router's ids do.", rich_help_panel=REQUEST
         ),
-    ] = "what-if",
+    ] = TRANSFER_ID,
     transfers: Annotated[
         int,
         typer.Option(help="Also count the load over so many random ids.", rich_help_panel=REQUEST),

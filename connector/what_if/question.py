@@ -80,8 +80,6 @@ def read_model(
         raise ValueError(
             f"give either --mla or --kv-heads N, which say what the cache of a token is; it was {given}"
         )
-    if dtype not in DTYPE_BYTES:
-        raise ValueError(f"--dtype {dtype} is not known: use one of {', '.join(DTYPE_BYTES)}")
     elements = (head_size or MLA_HEAD_SIZE) if mla else 2 * (head_size or HEAD_SIZE)
     return ModelShape(
         layers=layers, kv_heads=kv_heads or 1, is_mla=mla, content_bytes=elements * DTYPE_BYTES[dtype]
