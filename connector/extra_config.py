@@ -8,10 +8,12 @@ from typing import Any
 
 import msgspec
 
+from ..protocol.limits import Seconds
 from ..protocol.modes import MODES
 from ..protocol.timing import Timing
 from .curve import CurveKeys, read_engine_keys
 
+LONGEST_SECONDS = Seconds.__metadata__[0].le
 PROTOCOLS = ("tcp", "rdma", "ascend")
 
 
@@ -94,6 +96,8 @@ def _problems(config: ExtraConfig) -> Iterator[str]:
         value = getattr(config, name)
         if not (value > 0 and math.isfinite(value)):
             yield f"{name} is {value:g} and must be a number above 0"
+        elif value > LONGEST_SECONDS:
+            yield f"{name} is {value:g} and must be at most {LONGEST_SECONDS}: no message may say more"
     unknown = sorted(set(config.modes) - set(MODES))
     if unknown or not config.modes:
         yield f"modes is {list(config.modes)} and must name one or both of {', '.join(MODES)}"

@@ -16,6 +16,7 @@ import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from ..protocol.limits import Sentence
 from ..protocol.messages import MAX_MESSAGE_BYTES, PROTOCOL, VERSION, Error, Message
 from .curve import CurveKeys
 
@@ -33,6 +34,7 @@ QUEUE_MESSAGES = 10_000
 """Messages that wait for a peer that does not take them; further ones are dropped."""
 RECONNECT_SECONDS = 1.0
 """A connection at least this old that takes nothing is made anew."""
+LONGEST_REASON: int = Sentence.__metadata__[0].max_length
 LAST_WORDS_MS = 200
 """For messages that are on their way when the channel is closed."""
 
@@ -182,7 +184,7 @@ class SideChannel:
 
     def _send(self, socket: "zmq.Socket[bytes]", route: list[bytes], message: Message) -> None:
         try:
-            socket.send_multipart([*route, HEADER, self._encoder.encode(message)], zmq.DONTWAIT)
+            socket.send_multipart([*route, HEADER, self._encoder.encode(_readable(message))], zmq.DONTWAIT)
         except zmq.ZMQError as error:
             self.counters["not_sent"] += 1
             self._complain("a %s was not sent: %s", type(message).__name__, error)
@@ -238,6 +240,14 @@ class SideChannel:
         if now - self._last_log >= LOG_EVERY_SECONDS:
             self._last_log = now
             logger.warning(text, *values)
+
+
+def _readable(message: Message) -> Message:
+    """Cut a reason that is longer than the other side reads: reasons quote reasons."""
+    reason = getattr(message, "reason", "")
+    if len(reason) <= LONGEST_REASON:
+        return message
+    return msgspec.structs.replace(message, reason=reason[:LONGEST_REASON])
 
 
 def bracketed(host: str) -> str:

@@ -1,8 +1,11 @@
 # Generated from spec/wire.toml by `python -m dfirst.spec.generate`. Do not edit.
 """The side channel's messages, as a tagged union."""
 
+from typing import Annotated
+
 import msgspec
 
+from .limits import Many, Name, Number, Rank, Seconds, Sentence
 from .shards import Directory
 
 PROTOCOL = "dfirst"
@@ -13,20 +16,20 @@ MAX_MESSAGE_BYTES = 67108864
 class Sender(msgspec.Struct, frozen=True):
     """Who speaks: a rank of an engine, or a router (rank -1)."""
 
-    engine_id: str
+    engine_id: Name
     """The engine's configured name."""
-    rank: int
+    rank: Rank
     """Place in the engine; -1 for a router."""
-    incarnation: str
+    incarnation: Name
     """Drawn at each start: a restarted rank is another peer (rule R7)."""
 
 
 class TransferKey(msgspec.Struct, frozen=True):
     """What a transfer is called."""
 
-    transfer_id: str
+    transfer_id: Name
     """Drawn by the router, or by the engine that starts the transfer; unguessable."""
-    attempt: int
+    attempt: Number
     """0, and one more for every retry on another engine."""
 
 
@@ -35,7 +38,7 @@ class LayoutQuery(msgspec.Struct, frozen=True, tag="LAYOUT_QUERY"):
 
     sender: Sender
     """Who asks."""
-    digest: str
+    digest: Name
     """The directory's digest as the asker heard of it."""
 
 
@@ -44,7 +47,7 @@ class Layout(msgspec.Struct, frozen=True, tag="LAYOUT"):
 
     sender: Sender
     """Who answers."""
-    digest: str
+    digest: Name
     """The digest that was asked for; the receiver checks it against the directory."""
     directory: Directory
     """The whole engine."""
@@ -57,21 +60,21 @@ class Query(msgspec.Struct, frozen=True, tag="QUERY"):
     """The mover."""
     key: TransferKey
     """The transfer."""
-    sequence: int
+    sequence: Number
     """Echoed by the answer, so that the mover knows when it asked (rule R1); a rank never uses a number
     twice, and each is higher than the last.
     """
-    target_incarnation: str
+    target_incarnation: Name
     """The owner that is meant; another one answers GONE (rule R7)."""
-    mode: str
+    mode: Name
     """Blockwise or layerwise."""
-    layout_digest: str
+    layout_digest: Name
     """The mover's directory."""
-    prompt_tokens: int
+    prompt_tokens: Number
     """Tokens of the prompt."""
-    cached_tokens: int
+    cached_tokens: Number
     """Tokens at its start that the decode side has already."""
-    tail_seconds: float
+    tail_seconds: Seconds
     """For how long after its lease has ended a write of this mover may still land: its copy time-out and
     its stall allowance (rule R3); 0 for reads.
     """
@@ -84,13 +87,13 @@ class Metadata(msgspec.Struct, frozen=True, tag="METADATA"):
     """The owner."""
     key: TransferKey
     """The transfer."""
-    sequence: int
+    sequence: Number
     """The question's number."""
-    lease_seconds: float
+    lease_seconds: Seconds
     """How long the blocks are lent."""
-    block_ids: list[int]
+    block_ids: Annotated[list[Number], Many]
     """The owner's blocks, from the prompt's first token on."""
-    grant: int
+    grant: Number
     """The owner's number for what is lent here: DONE names it."""
 
 
@@ -103,7 +106,7 @@ class Wait(msgspec.Struct, frozen=True, tag="WAIT"):
     """The owner."""
     key: TransferKey
     """The transfer."""
-    sequence: int
+    sequence: Number
     """The question's number."""
 
 
@@ -116,9 +119,9 @@ class Gone(msgspec.Struct, frozen=True, tag="GONE"):
     """The owner."""
     key: TransferKey
     """The transfer."""
-    sequence: int
+    sequence: Number
     """The question's number."""
-    reason: str
+    reason: Sentence
     """A sentence for the log."""
 
 
@@ -127,13 +130,13 @@ class Renew(msgspec.Struct, frozen=True, tag="RENEW"):
 
     sender: Sender
     """The mover."""
-    sequence: int
+    sequence: Number
     """Echoed by the answer."""
-    target_incarnation: str
+    target_incarnation: Name
     """The owner that is meant."""
-    mode: str
+    mode: Name
     """Blockwise or layerwise."""
-    keys: list[TransferKey]
+    keys: Annotated[list[TransferKey], Many]
     """The transfers."""
 
 
@@ -142,13 +145,13 @@ class Renewed(msgspec.Struct, frozen=True, tag="RENEWED"):
 
     sender: Sender
     """The owner."""
-    sequence: int
+    sequence: Number
     """The question's number."""
-    lease_seconds: float
+    lease_seconds: Seconds
     """How long the extended ones are lent, from the question on."""
-    extended: list[TransferKey]
+    extended: Annotated[list[TransferKey], Many]
     """Still lent."""
-    gone: list[TransferKey]
+    gone: Annotated[list[TransferKey], Many]
     """No longer lent."""
 
 
@@ -161,21 +164,21 @@ class Done(msgspec.Struct, frozen=True, tag="DONE"):
     """The mover."""
     key: TransferKey
     """The transfer."""
-    sequence: int
+    sequence: Number
     """The number of the mover's newest question; echoed by the ACK."""
-    grant: int
+    grant: Number
     """What was lent and has been copied; 0 if nothing had to be. The same transfer may be under way a
     second time, and was granted anew then (rule R8).
     """
-    target_incarnation: str
+    target_incarnation: Name
     """The owner that is meant."""
-    mode: str
+    mode: Name
     """Blockwise or layerwise."""
-    layout_digest: str
+    layout_digest: Name
     """The mover's directory: from it the owner knows whom else to expect."""
-    prompt_tokens: int
+    prompt_tokens: Number
     """Tokens of the prompt."""
-    cached_tokens: int
+    cached_tokens: Number
     """Tokens that the decode side had already."""
 
 
@@ -188,19 +191,19 @@ class Stopped(msgspec.Struct, frozen=True, tag="STOPPED"):
     """The mover."""
     key: TransferKey
     """The transfer."""
-    sequence: int
+    sequence: Number
     """The number of the mover's newest question: none up to this one is copied for any more, whether it was
     granted or not; echoed by the ACK.
     """
-    target_incarnation: str
+    target_incarnation: Name
     """The owner that is meant."""
-    mode: str
+    mode: Name
     """Blockwise or layerwise."""
-    layout_digest: str
+    layout_digest: Name
     """As in DONE: the owner may never have heard a question."""
-    cached_tokens: int
+    cached_tokens: Number
     """As in DONE."""
-    reason: str
+    reason: Sentence
     """A sentence for the log."""
 
 
@@ -213,13 +216,13 @@ class Cancel(msgspec.Struct, frozen=True, tag="CANCEL"):
     """Who cancels."""
     key: TransferKey
     """The transfer."""
-    target_incarnation: str
+    target_incarnation: Name
     """The rank that is meant."""
-    target: str
+    target: Name
     """Owner or mover: the part that is meant."""
-    mode: str
+    mode: Name
     """Blockwise or layerwise."""
-    reason: str
+    reason: Sentence
     """A sentence for the log."""
 
 
@@ -230,14 +233,14 @@ class Ack(msgspec.Struct, frozen=True, tag="ACK"):
     """Who acknowledges."""
     key: TransferKey
     """The transfer."""
-    sequence: int
+    sequence: Number
     """The number of the DONE or STOPPED; 0 for a CANCEL."""
 
 
 class Error(msgspec.Struct, frozen=True, tag="ERROR"):
     """What you sent cannot be read: for people and logs; no state depends on it."""
 
-    reason: str
+    reason: Sentence
     """What is wrong."""
 
 

@@ -232,6 +232,13 @@ class RankCore:
             if mover.state == "LAYOUT_QUERY" and digest in (None, mover.remote.layout_digest):
                 self._layout_for(mover)
 
+    def _layout_awaited(self, digest: str) -> bool:
+        """Whether anybody here has asked for this layout: others would only take the place of those in use."""
+        return any(owner.awaits_layout(digest) for owner in self.owners.values()) or any(
+            mover.state == "LAYOUT_QUERY" and mover.remote.layout_digest == digest
+            for mover in self.movers.values()
+        )
+
     def _layout_for(self, mover: MoverTransfer) -> None:
         if mover.layout_known(None):
             mover.fire("layout")
@@ -244,6 +251,9 @@ class RankCore:
             return
         if self.peers.known(message.digest):
             return  # A second answer: whoever waited for it was woken by the first.
+        if not self._layout_awaited(message.digest):
+            self.counters["unasked_layout"] += 1
+            return
         self.peers.learn(message.directory)
         self._layout_arrived(message.digest)
 

@@ -6,49 +6,51 @@ a request lies in which block and slot is ``tokens.py``.
 """
 
 import hashlib
+from typing import Annotated
 
 import msgspec
 
+from .limits import Extent, Many, Name, Number, Port, Rank, Ranks, Sentence
 from .parallel import CONVENTION_B
 
 
 class Region(msgspec.Struct, frozen=True, array_like=True):
     """One tensor of one layer as the device sees it. All strides are bytes."""
 
-    layer: int
+    layer: Number
     """The layer's number in the whole model, the same on every engine."""
-    part: str
+    part: Name
     """Which tensor of the layer: ``kv`` where K and V share one; names must agree between the engines."""
-    base_address: int
+    base_address: Number
     """Address of block 0, head 0, token 0."""
-    block_count: int
-    block_stride_bytes: int
-    head_stride_bytes: int
-    token_stride_bytes: int
-    content_bytes: int
+    block_count: Number
+    block_stride_bytes: Number
+    head_stride_bytes: Number
+    token_stride_bytes: Number
+    content_bytes: Number
     """Bytes of one (head, token): K and V together where they share a tensor."""
     tokens_sliceable: bool = False
     """False where K is stored dim-major: then only whole (block, head) slabs mean anything."""
-    group: int = 0
+    group: Number = 0
     """The KV cache group that the layer belongs to: a request has one list of block ids for each."""
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank holds."""
 
-    total_kv_heads: int
+    total_kv_heads: Extent
     """KV heads of the model (1 for MLA)."""
-    first_kv_head: int
-    kv_head_count: int
-    block_size: int
+    first_kv_head: Number
+    kv_head_count: Extent
+    block_size: Extent
     """Tokens in a block of this rank."""
-    regions: tuple[Region, ...]
-    cp_size: int = 1
+    regions: Annotated[tuple[Region, ...], Many]
+    cp_size: Extent = 1
     """Ranks that split the tokens between them (1: every rank holds all tokens)."""
-    cp_rank: int = 0
-    interleave: int = 1
+    cp_rank: Number = 0
+    interleave: Extent = 1
     """``(token // interleave) % cp_size == cp_rank`` says who holds a token; it divides the block size."""
-    convention: str = CONVENTION_B
+    convention: Name = CONVENTION_B
     """By which rule ``cp_size`` and ``cp_rank`` follow from the parallel sizes: see ``parallel.py``."""
 
     @property
@@ -65,14 +67,14 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
 class RankEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One rank in its engine's directory."""
 
-    rank: int
+    rank: Rank
     """Place in the engine: ``(pp_rank * pcp_size + pcp_rank) * tp_size + tp_rank``."""
-    host: str
-    port: int
+    host: Name
+    port: Port
     """The rank's side channel."""
-    incarnation: str
+    incarnation: Name
     """Drawn at random at each start of the rank."""
-    data_address: str
+    data_address: Name
     """``host:port`` by which the Mooncake engine of this rank is reached."""
     shard: Shard
 
@@ -80,12 +82,12 @@ class RankEntry(msgspec.Struct, frozen=True, kw_only=True):
 class Directory(msgspec.Struct, frozen=True, kw_only=True):
     """An engine's answer to "who are you": every rank, its addresses and its shard."""
 
-    engine_id: str
-    model: str
+    engine_id: Name
+    model: Sentence
     """Fingerprint of what must be equal for the caches to mean the same: model, dtype, layers."""
-    layout: str
+    layout: Sentence
     """The layout in words, for messages to people: ``TP 2, GQA with 4 KV heads, block size 32``."""
-    ranks: tuple[RankEntry, ...]
+    ranks: Annotated[tuple[RankEntry, ...], Ranks]
 
 
 def layout_digest(directory: Directory) -> str:

@@ -96,12 +96,25 @@ class MessageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     fields: tuple[FieldSpec, ...]
 
 
+class LimitSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What may stand in fields of one type: values of numbers, lengths of texts and lists."""
+
+    name: str
+    type: str
+    at_most: int
+    about: str
+    at_least: int | None = None
+    fields: tuple[str, ...] = ()
+    """The fields that it goes for; none: all of its type that no other limit names."""
+
+
 class WireSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole side channel."""
 
     protocol: str
     version: int
     max_message_bytes: int
+    limits: tuple[LimitSpec, ...]
     records: tuple[RecordSpec, ...]
     messages: tuple[MessageSpec, ...]
 

@@ -1,5 +1,5 @@
-"""Writes the Python that follows from the spec: the messages from wire.toml, the timers from timers.toml, the
-lines of a trace from trace.toml.
+"""Writes the Python that follows from the spec: the messages and their limits from wire.toml, the timers from
+timers.toml, the lines of a trace from trace.toml.
 
 The files are committed, so that readers, type checkers and editors see plain classes; a test says that they
 are current. Run ``python -m dfirst.spec.generate`` after a change to one of these files.
@@ -11,8 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import dfirst.protocol
+import msgspec
 from dfirst.protocol.specification import (
     FieldSpec,
+    LimitSpec,
     TimersSpec,
     TraceSpec,
     WireSpec,
@@ -30,18 +32,78 @@ def messages_source(wire: WireSpec) -> str:
     parts = [
         HEADER.format(source="wire.toml"),
         '"""The side channel\'s messages, as a tagged union."""\n\n',
-        "import msgspec\n\nfrom .shards import Directory\n\n",
+        "from typing import Annotated\n\nimport msgspec\n\n",
+        f"from .limits import {', '.join(sorted(limit.name for limit in _used(wire)))}\n",
+        "from .shards import Directory\n\n",
         f'PROTOCOL = "{wire.protocol}"\nVERSION = {wire.version}\n',
         f"MAX_MESSAGE_BYTES = {wire.max_message_bytes}\n",
     ]
     for record in wire.records:
-        parts.append(_class(record.name, "frozen=True", record.about, record.fields))
+        parts.append(_class(record.name, "frozen=True", record.about, _limited(wire, record.fields)))
     for message in wire.messages:
         options = f'frozen=True, tag="{message.tag}"'
-        parts.append(_class(message.name, options, message.about, message.fields))
+        parts.append(_class(message.name, options, message.about, _limited(wire, message.fields)))
     names = "\n    | ".join(message.name for message in wire.messages)
     parts.append(f"\n\nMessage = (\n    {names}\n)\n")
     return "".join(parts)
+
+
+def limits_source(wire: WireSpec) -> str:
+    """Return the text of ``protocol/limits.py``."""
+    parts = [
+        HEADER.format(source="wire.toml"),
+        '"""What may stand in the fields of messages."""\n\n',
+        "from typing import Annotated\n\nimport msgspec\n",
+    ]
+    for limit in wire.limits:
+        of_a_length = limit.type in ("str", "bytes", "list")
+        bounds = (
+            [f"max_length={limit.at_most}"]
+            if of_a_length
+            else [f"ge={limit.at_least}", f"le={limit.at_most}"]
+        )
+        meta = f"msgspec.Meta({', '.join(bounds)})"
+        value = meta if limit.type == "list" else f"Annotated[{limit.type}, {meta}]"
+        about = textwrap.fill(f'"""{limit.about}"""', width=WIDTH)
+        parts.append(f"\n{limit.name} = {value}\n{about}\n")
+    return "".join(parts)
+
+
+def _limited(wire: WireSpec, fields: Iterable[FieldSpec]) -> list[FieldSpec]:
+    """Return the fields with their types narrowed to what may stand there."""
+    return [
+        msgspec.structs.replace(field, type=_limited_type(wire, field.name, field.type)) for field in fields
+    ]
+
+
+def _limited_type(wire: WireSpec, name: str, type_text: str) -> str:
+    if type_text.startswith("list["):
+        inner = _limited_type(wire, name, type_text.removeprefix("list[").removesuffix("]"))
+        many = _limit(wire, name, "list")
+        return f"Annotated[list[{inner}], {many.name}]" if many else f"list[{inner}]"
+    limit = _limit(wire, name, type_text)
+    return limit.name if limit else type_text
+
+
+def _limit(wire: WireSpec, name: str, type_text: str) -> LimitSpec | None:
+    of_type = [limit for limit in wire.limits if limit.type == type_text]
+    named = [limit for limit in of_type if name in limit.fields]
+    general = [limit for limit in of_type if not limit.fields]
+    return next(iter(named + general), None)
+
+
+def _used(wire: WireSpec) -> set[LimitSpec]:
+    """Return the limits that messages need."""
+    fields = [field for group in (wire.records, wire.messages) for one in group for field in one.fields]
+    found = {_limit(wire, field.name, _plain(field.type)) for field in fields}
+    found |= {_limit(wire, field.name, "list") for field in fields if field.type.startswith("list[")}
+    return {limit for limit in found if limit is not None}
+
+
+def _plain(type_text: str) -> str:
+    while type_text.startswith("list["):
+        type_text = type_text.removeprefix("list[").removesuffix("]")
+    return type_text
 
 
 def timing_source(timers: TimersSpec) -> str:
@@ -102,6 +164,7 @@ def outputs() -> dict[Path, str]:
     """Return what every generated file should hold, by its path."""
     folder = Path(dfirst.protocol.__path__[0])
     return {
+        folder / "limits.py": limits_source(load_wire()),
         folder / "messages.py": messages_source(load_wire()),
         folder / "timing.py": timing_source(load_timers()),
         folder / "trace_lines.py": trace_lines_source(load_trace()),

@@ -97,6 +97,20 @@ def _messages() -> Iterator[str]:
         f"Protocol `{wire.protocol}`, version {wire.version}; a message has at most "
         f"{wire.max_message_bytes // 2**20} MiB."
     )
+    yield "What may stand in a field; the number is a length for texts and lists:"
+    yield _table(
+        ("limit", "of", "least", "most", "what it is"),
+        (
+            (
+                f"`{limit.name}`",
+                ", ".join(f"`{name}`" for name in limit.fields) or f"every other `{limit.type}`",
+                "" if limit.at_least is None else str(limit.at_least),
+                str(limit.at_most),
+                limit.about,
+            )
+            for limit in wire.limits
+        ),
+    )
     for message in wire.messages:
         says = {"either": "either side says it"}.get(message.source, f"the {message.source} says it")
         yield f"**{message.tag}** ({says}). {message.about}"
