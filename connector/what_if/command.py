@@ -17,8 +17,8 @@ SIZES_HELP = (
 SPLIT_HELP = "Layers of each pipeline stage, as in 40,21; without it vLLM's rule."
 BLOCK_HELP = "Tokens in a block of the {side} engine, where that is not --block-size."
 HEAD_SIZE_HELP = (
-    f"Elements of K, and as many of V, of one head and token: {HEAD_SIZE} if not given. With --mla all that a "
-    f"token has in a layer: {MLA_HEAD_SIZE}, the latent's {MLA_LATENT} and the {MLA_ROPE} of the rotary part."
+    f"Elements of K, and as many of V, of one head and token: {HEAD_SIZE} if not given. With --mla all that "
+    f"a token has in a layer: {MLA_HEAD_SIZE}, the latent's {MLA_LATENT} and the {MLA_ROPE} of the rotary part."
 )
 SIZES = "Layouts"
 MODEL = "The model's KV cache"
