@@ -3,14 +3,16 @@
 from .binding import BoundMachine, effect, guard
 from .commands import AbortTransfer, AcceptPush
 from .effects import FAILED, RECEIVED
+from .entity import TimerRang
 from .messages import Cancel
 from .modes import LAYERWISE
 from .owner_leg import OwnerLeg
-from .owner_transfer import OwnerTransfer
+from .owner_transfer import OwnerTransfer, Question
 from .plan import RequestPlan
 
 LOST = ("STOPPED", "EXPIRED")
 """Lease states of a writer that did not finish."""
+DEADLINE = TimerRang("deadline")
 
 
 class DecodeLayerwise(OwnerTransfer):
@@ -52,13 +54,19 @@ class DecodeLayerwise(OwnerTransfer):
         return bool(self._lost())
 
     @guard
+    def asker_unfit(self, question: Question) -> bool:
+        """Whether an asker that is meant here can never write: no rank of its engine can."""
+        known = not self.layout_unknown(question) and not self._not_meant(question)
+        return known and bool(self._misfit(question))
+
+    @guard
     def writer_missing(self, _payload: object) -> bool:
         """Whether an expected writer never asked."""
         states = self.expected_states()
         return states is None or "" in states
 
     @effect
-    def cancel_writers(self, cause: Cancel | AbortTransfer | None) -> None:
+    def cancel_writers(self, cause: object) -> None:
         """Ask those who may still write to stop."""
         self._note(cause)
         for lease in self.live_leases:
@@ -70,7 +78,7 @@ class DecodeLayerwise(OwnerTransfer):
         self.report(RECEIVED)
 
     @effect
-    def report_failed(self, cause: Cancel | AbortTransfer | None) -> None:
+    def report_failed(self, cause: object) -> None:
         """Not every byte has arrived and none can any more."""
         self._note(cause)
         self.report(FAILED)
@@ -80,11 +88,27 @@ class DecodeLayerwise(OwnerTransfer):
         leases = self._of_this_peer() if bound else self.leases.values()
         return [lease for lease in leases if lease.state in LOST]
 
-    def _note(self, cause: Cancel | AbortTransfer | None) -> None:
-        if not self.reason:
-            lost = [lease.peer_name for lease in self._lost()]
-            why = f"{', '.join(lost)} did not finish" if lost else "no prefill rank came in time"
-            self.reason = cause.reason if isinstance(cause, Cancel | AbortTransfer) else why
+    def _note(self, cause: object) -> None:
+        """Keep the first reason for which not every byte arrived."""
+        if self.reason:
+            return
+        lost = [lease.peer_name for lease in self._lost()]
+        if isinstance(cause, Cancel | AbortTransfer):
+            self.reason = cause.reason
+        elif isinstance(cause, Question):
+            self.reason = f"{cause.lease.peer_name} cannot write here: {self._misfit(cause)}"
+        elif cause == DEADLINE:
+            seconds = self.core.timing.transfer_deadline_seconds
+            self.reason = f"the transfer was not over after {seconds:g} s"
+        elif lost:
+            self.reason = f"{', '.join(lost)} did not finish"
+        else:
+            self.reason = self._absence()
+
+    def _absence(self) -> str:
+        came = sorted(lease.peer_name for lease in self.leases.values() if lease.state not in ("NEW", *LOST))
+        missing = f"not every prefill rank came in time, only {', '.join(came)}"
+        return missing if came else "no prefill rank came in time"
 
 
 DecodeLayerwise.machine = BoundMachine("decode_layerwise", DecodeLayerwise)

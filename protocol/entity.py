@@ -2,6 +2,8 @@
 
 from typing import ClassVar, Protocol
 
+import msgspec
+
 from .binding import BoundMachine, Observer
 from .effects import Effect
 from .messages import Sender, TransferKey
@@ -32,6 +34,12 @@ class Core(Protocol):
 
     def forget(self, entity: "CoreEntity") -> None:
         """Drop an object that nothing is to be remembered of."""
+
+
+class TimerRang(msgspec.Struct, frozen=True):
+    """What comes with the event of a timer."""
+
+    timer: str
 
 
 class CoreEntity:

@@ -70,7 +70,9 @@ class OwnerTransfer(CoreEntity):
         self.core.post(self, "lease_changed")
 
     def bind(self, word: Query | Done | Stopped) -> None:
-        """Take from the first mover that is lent to, or says a last word, what the plan of this transfer is made from."""
+        """Take from the first mover that is lent to, or says a last word, what the plan of this transfer
+        is made from.
+        """
         if not self.layout_digest:
             self.layout_digest = word.layout_digest
 
@@ -144,6 +146,15 @@ class OwnerTransfer(CoreEntity):
         parked, self.parked = self.parked, {}
         for mover, query in parked.items():
             self.core.post(self, "query", Question(query, self.leases[mover]))
+
+    @effect
+    def refuse_parked(self, cause: object) -> None:
+        """Never, and why, to all who were told to wait."""
+        late = f"no blocks came for this transfer within {self.core.timing.hold_seconds:g} s"
+        self.reason = cause.reason if isinstance(cause, Cancel) else late
+        for mover, query in self.parked.items():
+            answer = Gone(sender=self.core.sender, key=self.key, sequence=query.sequence, reason=self.reason)
+            self.core.emit(Reply(self.leases[mover].route, answer))
 
     @effect
     def answer_wait(self, question: Question) -> None:
@@ -229,11 +240,19 @@ class OwnerTransfer(CoreEntity):
 
     def _refusal(self, question: Question) -> str:
         """Return why the asker gets nothing, or an empty text."""
-        query, peers = question.query, self.core.peers
+        return self._not_meant(question) or self._misfit(question) or self._nothing_for(question)
+
+    def _not_meant(self, question: Question) -> str:
+        query = question.query
         if self.layout_digest not in ("", query.layout_digest):
             return "another engine has asked for this transfer before"
-        if not peers.holds(query.layout_digest, query.sender):
+        if not self.core.peers.holds(query.layout_digest, query.sender):
             return "the asker is not a rank of the directory that it names"
+        return ""
+
+    def _misfit(self, question: Question) -> str:
+        """Return why no rank of the asker's engine can copy here, or an empty text."""
+        query = question.query
         cached_tokens = self._agreed_cached_tokens(query)
         if (query.prompt_tokens, query.cached_tokens) != (self.prompt_tokens, cached_tokens):
             return (
@@ -243,10 +262,17 @@ class OwnerTransfer(CoreEntity):
         if not 0 <= query.tail_seconds <= self.core.timing.transfer_deadline_seconds:
             return f"a write that may land {query.tail_seconds:g} s after its lease outlasts this deadline"
         try:
-            plan = peers.plan(query.layout_digest, self.own_side)
-            request = plan.request(self.key.transfer_id, query.prompt_tokens, query.cached_tokens)
+            self._request_of(query)
         except (LayoutMismatch, ValueError) as error:
             return str(error)
-        if query.sender.rank not in self._expected(request, self.core.sender.rank):
-            return f"the plan has no bytes for rank {query.sender.rank} at this rank"
         return ""
+
+    def _nothing_for(self, question: Question) -> str:
+        asker = question.query.sender.rank
+        if asker in self._expected(self._request_of(question.query), self.core.sender.rank):
+            return ""
+        return f"the plan has no bytes for rank {asker} at this rank"
+
+    def _request_of(self, query: Query) -> RequestPlan:
+        plan = self.core.peers.plan(query.layout_digest, self.own_side)
+        return plan.request(self.key.transfer_id, query.prompt_tokens, query.cached_tokens)

@@ -50,7 +50,7 @@ class PrefillBlockwise(OwnerTransfer):
 
     @effect
     def ask_missing_layout(self, _payload: object) -> None:
-        """Ask those who have said a last word for the layout that it named, if that is not known; and again."""
+        """Ask those who have said a last word for the layout that it named, unless it is known; and again."""
         if not self.layout_digest or self.core.peers.known(self.layout_digest):
             self.disarm("layout_retry")
         elif "layout_retry" not in self.timers:

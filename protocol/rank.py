@@ -30,7 +30,7 @@ from .commands import (
 from .decode_blockwise import DecodeBlockwise
 from .decode_layerwise import DecodeLayerwise
 from .effects import Effect, Reply, Report, Send, StartCopies
-from .entity import CoreEntity
+from .entity import CoreEntity, TimerRang
 from .messages import Message, Sender, TransferKey
 from .modes import BLOCKWISE, LAYERWISE, OWNER
 from .mover_leg import MoverLeg
@@ -98,7 +98,7 @@ class RankCore:
             deadline, _, entity, timer = heapq.heappop(self._timers)
             if entity.timers.get(timer) == deadline:
                 del entity.timers[timer]
-                entity.fire(timer)
+                entity.fire(timer, TimerRang(timer))
                 self._drain()
         while self._renewal_timers and self._renewal_timers[0][0] <= now:
             due, _, renewal = heapq.heappop(self._renewal_timers)

@@ -93,16 +93,16 @@ class RequestEntity:
         """Give the request an event; return whether a row of the spec took it."""
         return self.machine.fire(self, event, payload)
 
+    @guard
+    def transfer_in_use(self, _payload: object) -> bool:
+        """Whether another request of this engine is under way with the same transfer."""
+        return self.core.in_use(self)
+
 
 class DecodeRequest(RequestEntity):
     """A request whose prompt another engine computes."""
 
     __slots__ = ()
-
-    @guard
-    def transfer_in_use(self, _payload: object) -> bool:
-        """Whether another request of this engine is under way with the same transfer."""
-        return self.core.in_use(self)
 
     @guard
     def something_to_load(self, allocation: Allocation) -> bool:

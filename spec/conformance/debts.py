@@ -89,6 +89,8 @@ class Debts:
     def _whom(
         self, effect: str, line: StepLine, key: Key, cause: MessageLine | None
     ) -> list[tuple[str, int]]:
+        if effect == "refuse_parked":
+            return [(ANYONE, 0)] * len(self._picture.parked.pop(key, ()))
         if effect == "cancel_writers":
             return [(peer, 0) for peer in self._picture.lent_to(key)]
         if effect in ("answer_wait", "answer_gone") and cause is not None:

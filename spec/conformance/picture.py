@@ -169,7 +169,7 @@ class Picture:
             if effect.startswith("report_"):
                 self.reporting[key] = effect.removeprefix("report_")
                 self.reported.pop(key, None)
-        if line.event == "collected" or "entomb" in row.effects:
+        if line.event == "collected" or ("entomb" in row.effects and "refuse_parked" not in row.effects):
             self.parked.pop(key, None)
         if "forget" in row.effects:
             self._forget(key, line.machine)

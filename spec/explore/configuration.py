@@ -60,6 +60,8 @@ class Configuration:
     """Whether the transfers are attempts of the same one."""
     unfit: bool = False
     """Whether the two engines serve different models."""
+    disagree: bool = False
+    """Whether the two engines were told prompts of different lengths."""
     all_cached: bool = False
     """Whether D has the whole prompt cached and reads nothing."""
     bound_steps: int = 8

@@ -10,12 +10,23 @@ from typing import Any, NamedTuple
 
 from dfirst.protocol.commands import Collected, Command, CopyEnded, CoreEvent, LegKey, MessageReceived
 from dfirst.protocol.effects import Effect, Reply, Report, Send, StartCopies
-from dfirst.protocol.messages import Cancel, Done, Layout, Message, Metadata, Query, Renew, Stopped
+from dfirst.protocol.messages import (
+    Cancel,
+    Done,
+    Gone,
+    Layout,
+    Message,
+    Metadata,
+    Query,
+    Renew,
+    Stopped,
+    Wait,
+)
 from dfirst.protocol.peers import PeerBook
 from dfirst.protocol.rank import RankCore
 from dfirst.protocol.specification import TransitionSpec
 
-from .codec import KNOWN, MOVERS, OWNERS, RENEWALS, TIMERS, TRANSFER_STATE, Code, decode, encode
+from .codec import KNOWN, MOVERS, OWNERS, PARKED, RENEWALS, TIMERS, TRANSFER_STATE, Code, decode, encode
 from .numbers import CoreNumbers, Renaming
 from .post import Post
 from .sites import Sites
@@ -172,6 +183,7 @@ class Ranks:
         number = self._keep(core, made)
         if event[0] == HEAR:
             self._check_answer(core, number, self.post.letters[event[1]].message, effects)
+        self._check_parked(core, number, effects)
         gave_up = "silence" in self.watcher.just_taken
         return Step(number, self._effects(core, effects), gave_up)
 
@@ -201,6 +213,14 @@ class Ranks:
                 raise Violation("R9", f"{name} does not ask again at once for a grant that was too short")
         if isinstance(message, Done | Stopped | Cancel) and "Ack" not in said:
             raise Violation("R8", f"{name} does not acknowledge {type(message).__name__}")
+
+    def _check_parked(self, core: int, became: int, effects: list[Effect]) -> None:
+        """Who was told to wait for blocks that will not come hears it at once."""
+        answers = sum(isinstance(effect, Reply) and isinstance(effect.message, Gone) for effect in effects)
+        over = {owner[1] for owner in self.codes[became][OWNERS] if owner[TRANSFER_STATE] == "FREED"}
+        waited = [owner for owner in self.codes[core][OWNERS] if owner[TRANSFER_STATE] == "PARKED"]
+        if sum(len(owner[PARKED]) for owner in waited if owner[1] in over) > answers:
+            raise Violation("R9", f"{self.sites.names[self.site[core]]} forgets a question that it has parked")
 
     def _event(self, event: tuple[int, ...]) -> CoreEvent:
         kind, number = event[:2]

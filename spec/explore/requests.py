@@ -20,6 +20,7 @@ from .state import (
     IDLE,
     OVER,
     P_LATE,
+    P_TWICE,
     RUNNING,
     TWICE,
     Action,
@@ -119,12 +120,17 @@ class Requests:
             found.append(("decode_again", key))
         if story[ON_D] in (RUNNING, ABORTING) and not story[FLAGS] & TWICE:
             found.append(("decode_twice", key))
+        if (story[ON_P] == RUNNING or self._held(state, P, key)) and not story[FLAGS] & P_TWICE:
+            found.append(("prefill_twice", key))
         return found
 
     def _at_rest(self, state: State, engine: int, key: int) -> bool:
         sites = self.sites.of_engine[engine]
         held = any(state.holds[site][key] == HELD or state.reports[site] for site in sites)
         return self._alive(state, engine) and not held
+
+    def _held(self, state: State, engine: int, key: int) -> bool:
+        return any(state.holds[site][key] == HELD for site in self.sites.of_engine[engine])
 
     def _cancelled(self, state: State) -> list[int]:
         engines = (P, D) if self.layerwise else (P,)
@@ -193,6 +199,14 @@ class Requests:
         self._call(draft, D, "allocated", name, True)
         self._call(draft, D, "finished", name, True)
         self._tell(draft, key, flags=draft.stories[key][FLAGS] | TWICE)
+
+    def prefill_twice(self, draft: Draft, key: int) -> None:
+        """A second request with the same transfer reaches P while the first is under way."""
+        name = f"p{key}.twice"
+        self._call(draft, P, "seen", P, key, name, draft.stories[key][OFFERED])
+        self._call(draft, P, "allocated", name, False)
+        self._call(draft, P, "finished", name, True)
+        self._tell(draft, key, flags=draft.stories[key][FLAGS] | P_TWICE)
 
     def drop_decode(self, draft: Draft, key: int) -> None:
         """D's request is aborted before it has blocks."""

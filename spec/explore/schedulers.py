@@ -70,7 +70,7 @@ class Schedulers:
             key=self.sites.keys[key],
             mode=self.sites.configuration.mode,
             request_id=request_id,
-            prompt_tokens=PROMPT_TOKENS,
+            prompt_tokens=PROMPT_TOKENS - (self.sites.configuration.disagree and engine == P),
             remote=self.sites.remote(other, incarnation) if names_remote else None,
             metaserver="router" if layerwise and engine == D else "",
             cached_tokens=cached if layerwise and engine == P else 0,

@@ -11,7 +11,7 @@ offered."""
 
 GHOST = -1
 JOB_STOPPED, JOB_BROKEN, JOB_SLOW, JOB_SPOILT, AIR_SPOILT = 1, 2, 4, 8, 16
-ANNOUNCED, P_LATE, D_LATE, COMPUTE_LATE, TWICE = 1, 2, 4, 8, 16
+ANNOUNCED, P_LATE, D_LATE, COMPUTE_LATE, TWICE, P_TWICE = 1, 2, 4, 8, 16, 32
 IDLE, RUNNING, DONE, OVER, ABORTING = range(5)
 """Stages of a request. On D, RUNNING is loading; OVER has nothing left that vLLM waits for."""
 FREE, HELD, RELEASED = range(3)

@@ -14,6 +14,7 @@ STORIES = {
     "decode": (1, "{} allocates blocks for {}"),
     "prefill_again": (0, "{} is given {} a second time"),
     "decode_again": (1, "{} is given {} a second time"),
+    "prefill_twice": (0, "{} is given {} twice at once"),
     "decode_twice": (1, "{} is given {} twice at once"),
     "drop_decode": (1, "{} drops {} from its queue"),
     "cached_decode": (1, "{} has all of {} cached"),

@@ -25,7 +25,7 @@ FREE, DISORDER, FAULT = range(3)
 NETWORK_FAULTS = frozenset(("lose", "repeat", "delay"))
 POLITE_FAULTS = frozenset(
     (
-        *("abort_decode", "abort_prefill", "drop_decode", "cached_decode", "decode_twice"),
+        *("abort_decode", "abort_prefill", "drop_decode", "cached_decode", "decode_twice", "prefill_twice"),
         *("cancel", "announce_fails", "preempt"),
     )
 )
@@ -68,7 +68,7 @@ class World:
             merged=(),
             good=(),
             left=self.configuration.faults,
-            marks=ASKED if self.configuration.unfit else 0,
+            marks=ASKED if self.configuration.unfit or self.configuration.disagree else 0,
         )
 
     # What can happen

@@ -112,6 +112,7 @@ HUNT: tuple[Configuration, ...] = (
     push("push-1x1-unmet-o", faults=1, met=False, orderly=True, **SWAPPED),
     pull("pull-1x1-unfit", faults=1, unfit=True),
     push("push-1x1-unfit", faults=1, unfit=True),
+    push("push-1x1-disagree", faults=1, disagree=True),
     pull("pull-1x1-unfit-unmet", faults=1, unfit=True, met=False),
     push("push-1x1-unfit-unmet", faults=1, unfit=True, met=False),
     pull("pull-1x2-cached", faults=1, decode_ranks=2, all_cached=True, orderly=True),

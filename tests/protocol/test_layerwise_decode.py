@@ -107,8 +107,7 @@ def test_an_unknown_writer_waits_until_its_layout_is_known():
 def test_a_writer_that_the_plan_does_not_name_is_refused_and_binds_nothing():
     world = accepted()
     query(world, "P0", "D0", sender=STRANGER)
-    query(world, "P0", "D0", cached=4)
-    assert world.deliver() == ["D0>P0 Gone"] * 2
+    assert world.deliver() == ["D0>P0 Gone"]
     query(world, "P0", "D0")
     assert world.deliver() == ["D0>P0 Metadata"]
 
@@ -118,6 +117,15 @@ def test_a_rank_to_which_nothing_is_to_come_is_complete_by_itself():
     world = World(met=True)
     world.accept(cached=PROMPT)
     assert (world.state("D0"), world.reports) == ("FREED", [("D0", "received")])
+
+
+@takes("DL44")
+def test_a_writer_whose_engine_can_never_write_here_fails_the_request_at_once():
+    world = accepted()
+    query(world, "P0", "D0", cached=4)
+    [packet] = world.network
+    assert "P/0 cannot write here: the asker speaks of 10 prompt tokens, 4 cached" in packet.message.reason
+    assert world.reports == [("D0", "failed")]
 
 
 @takes("DL14", "DL36")
@@ -152,6 +160,7 @@ def test_a_request_that_no_prefill_engine_takes_fails_at_the_deadline_if_it_come
     world = accepted(timing=SHORT_DEADLINE)
     world.advance(8)
     assert world.reports == [("D0", "failed")]
+    assert "not over after 8 s" in world.cores["D0"].owners[KEY].reason
 
 
 @takes("DL17", "DL22")
@@ -281,6 +290,7 @@ def test_the_deadline_bounds_renewals():
     world = lent(timing=SHORT_DEADLINE)
     world.advance(8, deliver=False)
     assert (world.state("D0"), world.reports) == ("CANCELLING", [])
+    assert "not over after 8 s" in world.cores["D0"].owners[KEY].reason
     stop(world, "P0", "D0")
     assert world.reports == [("D0", "failed")]
 

@@ -38,11 +38,11 @@ def decode(mode: str = BLOCKWISE, request_id: str = "r", key: TransferKey = KEY)
     )
 
 
-def prefill(mode: str = BLOCKWISE) -> TransferRequest:
+def prefill(mode: str = BLOCKWISE, request_id: str = "r") -> TransferRequest:
     return TransferRequest(
         key=KEY,
         mode=mode,
-        request_id="r",
+        request_id=request_id,
         prompt_tokens=PROMPT,
         remote=DECODE if mode == LAYERWISE else None,
     )
@@ -186,6 +186,18 @@ def test_a_computed_prompt_is_held_until_every_rank_has_sent_it():
     assert isinstance(command, OfferBlocks)
     core.reported("r", "sent")
     assert state(core) == "-"
+
+
+@takes("PR8", "PR9")
+def test_a_second_prefill_of_a_transfer_under_way_hands_nothing_over():
+    for mode in (BLOCKWISE, LAYERWISE):
+        core = scheduler()
+        core.seen(prefill(mode), decodes=False)
+        core.seen(prefill(mode, request_id="again"), decodes=False)
+        assert state(core, "again") == "DUPLICATE"
+        core.allocated("again", TO_LOAD)
+        assert core.finished("again", COMPUTED) is False
+        assert (core.take_commands(), state(core), state(core, "again")) == ((), "QUEUED", "-")
 
 
 @takes("PR4")

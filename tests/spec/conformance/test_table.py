@@ -6,7 +6,8 @@ from dfirst.spec.conformance.table import table
 
 SILENT = {
     "abort_load", "announce_abort", "announce_finish", "announce_load", "announce_push", "ask_again_later",
-    "ask_layout", "entomb", "extend", "extend_lease", "fail_leg", "finish_if_noted", "forget", "hold",
+    "ask_layout", "ask_missing_layout", "entomb", "extend", "extend_lease", "fail_leg", "finish_if_noted",
+    "forget", "hold",
     "note_again", "note_blocks", "note_finished", "offer_blocks", "park", "renounce", "report_failed",
     "report_received", "report_sent", "start_deadline", "stop_copies", "stop_timers", "take_lease",
     "watch_silence",
