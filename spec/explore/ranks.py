@@ -20,7 +20,6 @@ from dfirst.protocol.messages import (
     Query,
     Renew,
     Stopped,
-    Wait,
 )
 from dfirst.protocol.peers import PeerBook
 from dfirst.protocol.rank import RankCore
@@ -220,7 +219,7 @@ class Ranks:
         over = {owner[1] for owner in self.codes[became][OWNERS] if owner[TRANSFER_STATE] == "FREED"}
         waited = [owner for owner in self.codes[core][OWNERS] if owner[TRANSFER_STATE] == "PARKED"]
         if sum(len(owner[PARKED]) for owner in waited if owner[1] in over) > answers:
-            raise Violation("R9", f"{self.sites.names[self.site[core]]} forgets a question that it has parked")
+            raise Violation("R9", f"{self.sites.names[self.site[core]]} forgets a question that is parked")
 
     def _event(self, event: tuple[int, ...]) -> CoreEvent:
         kind, number = event[:2]
