@@ -18,7 +18,7 @@ SPLIT_HELP = "Layers of each pipeline stage, as in 40,21; without it vLLM's rule
 BLOCK_HELP = "Tokens in a block of the {side} engine, where that is not --block-size."
 HEAD_SIZE_HELP = (
     f"Elements of K, and as many of V, of one head and token: {HEAD_SIZE} if not given. With --mla all that "
-    f"a token has in a layer: {MLA_HEAD_SIZE}, the latent's {MLA_LATENT} and the {MLA_ROPE} of the rotary part."
+    f"a token has in a layer: {MLA_HEAD_SIZE}, the latent's {MLA_LATENT} and the rotary part's {MLA_ROPE}."
 )
 SIZES = "Layouts"
 MODEL = "The model's KV cache"
