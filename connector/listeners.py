@@ -12,6 +12,7 @@ import os
 import socket
 import stat
 import struct
+import threading
 from collections.abc import Iterator
 
 logger = logging.getLogger(__name__)
@@ -23,6 +24,8 @@ _LOAD_BYTE, _LOAD_WORD = 0x30, 0x20
 _SHIFT_RIGHT, _JUMP_EQUAL, _RETURN = 0x74, 0x15, 0x06
 _DESTINATION_OFFSET_BYTES = 16
 _ACCEPT_SECONDS = 0.1
+_ONE_AT_A_TIME = threading.Lock()
+"""Two blocks at once would each take the other's sockets, and its short-lived duplicates, for their own."""
 
 
 @contextlib.contextmanager
@@ -31,19 +34,23 @@ def keep_to_address(host: str) -> Iterator[None]:
 
     ``host`` must be an IPv4 address: a name may mean another address to the peers than it means here.
     """
-    before = _listening_everywhere()
-    yield
-    opened = _listening_everywhere() - before
+    with _ONE_AT_A_TIME:
+        before = _listening_everywhere()
+        yield
+        for number in _listening_everywhere() - before:
+            _restrict(number, host)
+
+
+def _restrict(number: int, host: str) -> None:
     try:
         address = int(ipaddress.IPv4Address(host))
     except ipaddress.AddressValueError:
         logger.warning("%s is no IPv4 address: the data ports stay open on all addresses", host)
         return
-    for number in opened:
-        with _borrowed(number) as listener:
-            _let_accept_return(listener)
-            if address:
-                _attach_filter(listener, address)
+    with _borrowed(number) as listener:
+        _let_accept_return(listener)
+        if address:
+            _attach_filter(listener, address)
 
 
 def _let_accept_return(listener: socket.socket) -> None:
