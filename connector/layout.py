@@ -5,10 +5,12 @@ are one piece of content, and the strides tell how all of it really lies in memo
 that order. What this file cannot describe truthfully it refuses, with the setting to change.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 
 import torch
+import vllm
 from vllm.config import VllmConfig
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.kv_cache_interface import (
@@ -21,6 +23,7 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
+from ..protocol.parallel import CONVENTION_A, CONVENTION_B, ParallelSizes, check_sizes, place_of
 from ..protocol.shards import Region, Shard
 
 _HANDLED_SPECS = (FullAttentionSpec, MLAAttentionSpec)
@@ -32,35 +35,70 @@ def shard_of(
     vllm_config: VllmConfig,
     kv_cache_config: KVCacheConfig,
     tp_rank: int,
+    pcp_rank: int = 0,
 ) -> Shard:
     """Return what this rank holds; raise ``ValueError`` naming what is not handled."""
     specs = _specs_of(kv_cache_config)
-    _check_parallelism(vllm_config)
     total_heads = _total_kv_heads(vllm_config, specs)
-    head_count = _heads_of_a_rank(vllm_config, total_heads)
+    sizes = parallel_sizes(vllm_config)
+    check_sizes(sizes, total_heads)
+    _check_context_parallelism(sizes, specs)
+    # Which layers the rank's stage has is seen in its caches.
+    place = place_of(sizes, total_heads, 0, pcp_rank, tp_rank, range(0))
     block_sizes = {spec.block_size for spec in specs.values()}
     if len(block_sizes) != 1:
         raise ValueError(f"layers have different block sizes {sorted(block_sizes)}: set --block-size")
     regions = [
-        _region(name, cache, specs[name], kv_cache_config.num_blocks, head_count)
+        _region(name, cache, specs[name], kv_cache_config.num_blocks, place.kv_head_count)
         for name, cache in _caches_with_specs(kv_caches, specs)
     ]
     _check_layers_are_distinct(kv_caches, regions)
     return Shard(
         total_kv_heads=total_heads,
-        # Above the number of heads, consecutive ranks hold the same one.
-        first_kv_head=tp_rank * total_heads // vllm_config.parallel_config.tensor_parallel_size
-        if total_heads > 1
-        else 0,
-        kv_head_count=head_count,
+        first_kv_head=place.first_kv_head,
+        kv_head_count=place.kv_head_count,
         block_size=block_sizes.pop(),
         regions=tuple(sorted(regions, key=lambda region: (region.layer, region.part))),
+        cp_size=place.cp_size,
+        cp_rank=place.cp_rank,
+        interleave=vllm_config.parallel_config.cp_kv_cache_interleave_size if place.cp_size > 1 else 1,
+        convention=sizes.convention,
     )
 
 
-def describe_layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str:
-    """Return the layout in words, for messages: ``TP 2, PP 1, GQA with 4 KV heads, block size 32``."""
+def parallel_sizes(vllm_config: VllmConfig) -> ParallelSizes:
+    """Return how one DP replica of the engine is split over ranks."""
     parallel = vllm_config.parallel_config
+    return ParallelSizes(
+        tp=parallel.tensor_parallel_size,
+        pp=parallel.pipeline_parallel_size,
+        pcp=parallel.prefill_context_parallel_size,
+        dcp=parallel.decode_context_parallel_size,
+        convention=convention_of(vllm.__version__),
+    )
+
+
+def convention_of(version: str) -> str:
+    """Return by which convention a version of vLLM, and its plug-ins, split the tokens."""
+    numbers = [int(number) for number in re.findall(r"\d+", version)[:2]]
+    return CONVENTION_B if numbers >= [0, 30] else CONVENTION_A
+
+
+def check_share(shard: Shard, dcp_size: int, dcp_rank: int, pcp_size: int, pcp_rank: int) -> None:
+    """Raise ``ValueError`` if vLLM's process groups give this rank another share of the tokens."""
+    size, rank = dcp_size, dcp_rank
+    if shard.convention == CONVENTION_A:
+        size, rank = dcp_size * pcp_size, pcp_rank * dcp_size + dcp_rank
+    if (shard.cp_size, shard.cp_rank) != (size, rank):
+        raise ValueError(
+            f"this rank is number {shard.cp_rank} of {shard.cp_size} that split the tokens by convention "
+            f"{shard.convention}, and vLLM's groups make it number {rank} of {size}: start it without "
+            "context parallelism"
+        )
+
+
+def describe_layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str:
+    """Return the layout in words, for messages: ``TP 2, GQA with 4 KV heads, block size 32``."""
     specs = _specs_of(kv_cache_config)
     heads = _total_kv_heads(vllm_config, specs)
     if _is_mla(specs):
@@ -70,10 +108,10 @@ def describe_layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> 
     else:
         kind = f"GQA with {heads} KV heads" if heads > 1 else "MQA"
     block_size = next(iter(specs.values())).block_size
-    return (
-        f"TP {parallel.tensor_parallel_size}, PP {parallel.pipeline_parallel_size}, {kind}, "
-        f"block size {block_size}"
-    )
+    sizes = parallel_sizes(vllm_config)
+    interleave = vllm_config.parallel_config.cp_kv_cache_interleave_size
+    split = f", interleave {interleave}" if sizes.cp_size > 1 else ""
+    return f"{sizes}, {kind}, block size {block_size}{split}"
 
 
 def model_fingerprint(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str:
@@ -152,14 +190,18 @@ def _check_spec(name: str, spec: KVCacheSpec) -> None:
         )
 
 
-def _check_parallelism(vllm_config: VllmConfig) -> None:
-    parallel = vllm_config.parallel_config
-    for flag, size in (
-        ("--prefill-context-parallel-size", parallel.prefill_context_parallel_size),
-        ("--decode-context-parallel-size", parallel.decode_context_parallel_size),
-    ):
-        if size > 1:
-            raise ValueError(f"{flag} {size} is not handled yet: start this engine with {flag} 1")
+def _check_context_parallelism(sizes: ParallelSizes, specs: Mapping[str, AttentionSpec]) -> None:
+    if sizes.pcp > 1 and sizes.dcp == 1:
+        raise ValueError(
+            f"with --prefill-context-parallel-size {sizes.pcp} alone vLLM tells a connector of one rank in "
+            f"{sizes.pcp} only: start it with --decode-context-parallel-size {sizes.pcp}"
+        )
+    whole = next((name for name, spec in specs.items() if not spec.dcp_sharded), None)
+    if sizes.cp_size > 1 and whole is not None:
+        raise ValueError(
+            f"every rank holds all tokens of layer {whole} while {sizes.cp_size} ranks split those of "
+            "others, which dfirst does not handle: use the model without its draft model"
+        )
 
 
 def _is_mla(specs: Mapping[str, AttentionSpec]) -> bool:
@@ -169,16 +211,6 @@ def _is_mla(specs: Mapping[str, AttentionSpec]) -> bool:
 def _total_kv_heads(vllm_config: VllmConfig, specs: Mapping[str, AttentionSpec]) -> int:
     # The latent of MLA is one head that every rank holds whole, whatever the model's config counts.
     return 1 if _is_mla(specs) else int(vllm_config.model_config.get_total_num_kv_heads())
-
-
-def _heads_of_a_rank(vllm_config: VllmConfig, total_heads: int) -> int:
-    tp_size = vllm_config.parallel_config.tensor_parallel_size
-    if total_heads % tp_size and tp_size % total_heads:
-        raise ValueError(
-            f"{total_heads} KV heads cannot be split over --tensor-parallel-size {tp_size}: one must divide "
-            "the other"
-        )
-    return max(1, total_heads // tp_size)
 
 
 def _caches_with_specs(

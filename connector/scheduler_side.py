@@ -23,6 +23,7 @@ from ..protocol.scheduler import (
 from ..protocol.shards import Directory, RankEntry, layout_digest
 from .announcer import Announcer
 from .extra_config import ExtraConfig
+from .layout import parallel_sizes
 from .stats import SchedulerStats, TransferStats
 from .step import Chunk, StepMetadata
 from .trace import Tracer
@@ -56,6 +57,8 @@ class SchedulerSide:
         self._config = config
         self._parallel = vllm_config.parallel_config
         self._block_size = vllm_config.cache_config.block_size
+        self._virtual_block_size = self._block_size * parallel_sizes(vllm_config).cp_size
+        """Tokens that one block id stands for: each rank holds its share of them."""
         self._engine_id = transfer_config.engine_id
         self._produces = transfer_config.is_kv_producer
         self._consumes = transfer_config.is_kv_consumer
@@ -159,7 +162,7 @@ class SchedulerSide:
         self._core.reported(request_id, outcome)
 
     def _prompt_blocks(self, request: "Request") -> int:
-        return -(-request.num_prompt_tokens // self._block_size)
+        return -(-request.num_prompt_tokens // self._virtual_block_size)
 
     def _takes_part(self, transfer: TransferRequest, decodes: bool) -> bool:
         role = self._consumes if decodes else self._produces

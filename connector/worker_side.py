@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
-from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+from vllm.distributed.parallel_state import get_dcp_group, get_pcp_group, get_pp_group, get_tp_group
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.utils.network_utils import get_ip
 
@@ -19,7 +19,7 @@ from ..protocol.shards import RankEntry, Shard
 from .chaos.switch import ordered_faults
 from .data_path import DataPath
 from .extra_config import ExtraConfig
-from .layout import describe_layout, memory_ranges, model_fingerprint, shard_of
+from .layout import check_share, describe_layout, memory_ranges, model_fingerprint, shard_of
 from .mooncake_engine import MooncakeEngine, default_protocol
 from .push_feed import Layer
 from .rank_loop import RankLoop, StepBegan, StepEnded
@@ -66,11 +66,13 @@ class WorkerSide:
 
     def register(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
         """Take the caches, open the engine and the side channel, and start the rank's control thread."""
-        tp_group, pp_group = get_tp_group(), get_pp_group()
-        shard = shard_of(kv_caches, self._vllm_config, self._kv_cache_config, tp_group.rank_in_group)
+        tp, pcp, pp, dcp = get_tp_group(), get_pcp_group(), get_pp_group(), get_dcp_group()
+        tp_rank, pcp_rank = tp.rank_in_group, pcp.rank_in_group
+        shard = shard_of(kv_caches, self._vllm_config, self._kv_cache_config, tp_rank, pcp_rank)
+        check_share(shard, dcp.world_size, dcp.rank_in_group, pcp.world_size, pcp_rank)
         self._layer_numbers = {name: extract_layer_index(name) for name in kv_caches}
         self._device = next(iter(kv_caches.values())).device
-        rank = pp_group.rank_in_group * tp_group.world_size + tp_group.rank_in_group
+        rank = (pp.rank_in_group * pcp.world_size + pcp_rank) * tp.world_size + tp_rank
         entry = self._open(kv_caches, shard, rank)
         self.handshake = RankHandshake(
             model=model_fingerprint(self._vllm_config, self._kv_cache_config),
@@ -130,6 +132,7 @@ class WorkerSide:
             config.mooncake_protocol or default_protocol(),
             config.copy_timeout_seconds,
             config.quarantine_seconds,
+            config.lease_seconds + config.stall_allowance_seconds,
         )
         # The engine rounds the copy time-out up, and the environment may set another one.
         timing = config.core_timing(engine.copy_timeout_seconds, engine.quarantine_seconds)

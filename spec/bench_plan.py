@@ -61,9 +61,9 @@ def main() -> float:
 
 
 def _measured(leg: Leg, source: Shard, target: Shard) -> tuple[float, Copies]:
-    blocks = [random.Random(seed).sample(range(BLOCKS), BLOCKS) for seed in (1, 2)]
+    from_blocks, to_blocks = (random.Random(seed).sample(range(BLOCKS), BLOCKS) for seed in (1, 2))
     started = time.thread_time()
-    made = copies(leg, source, target, *blocks, range(TOKENS))
+    made = copies(leg, source, target, from_blocks, to_blocks, range(TOKENS))
     return time.thread_time() - started, made
 
 

@@ -3,9 +3,17 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
-from dfirst.connector.layout import describe_layout, memory_ranges, model_fingerprint, shard_of
+from dfirst.connector.layout import (
+    check_share,
+    convention_of,
+    describe_layout,
+    memory_ranges,
+    model_fingerprint,
+    shard_of,
+)
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -23,7 +31,14 @@ GQA = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=64, dtype=torch
 MLA = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
 
 
-def vllm_config(tp: int = 1, kv_heads: int = 2, pcp: int = 1, dcp: int = 1, model: str = "/models/tiny"):
+def vllm_config(
+    tp: int = 1,
+    kv_heads: int = 2,
+    pcp: int = 1,
+    dcp: int = 1,
+    model: str = "/models/tiny",
+    interleave: int = 1,
+):
     arch = SimpleNamespace(
         total_num_attention_heads=8, total_num_kv_heads=kv_heads, total_num_hidden_layers=3
     )
@@ -39,6 +54,7 @@ def vllm_config(tp: int = 1, kv_heads: int = 2, pcp: int = 1, dcp: int = 1, mode
             pipeline_parallel_size=1,
             prefill_context_parallel_size=pcp,
             decode_context_parallel_size=dcp,
+            cp_kv_cache_interleave_size=interleave,
         ),
         cache_config=SimpleNamespace(cache_dtype="auto"),
     )
@@ -114,6 +130,43 @@ def test_every_rank_holds_the_latent_of_mla_whole():
     assert (shard.total_kv_heads, shard.first_kv_head, shard.kv_head_count) == (1, 0, 1)
 
 
+def test_each_rank_holds_the_share_of_the_tokens_that_vllm_gives_it():
+    config = cache_config(MLA)
+    wide = vllm_config(tp=2, pcp=2, dcp=4, interleave=8)
+    shares = []
+    for pcp_rank in range(2):
+        for tp_rank in range(2):
+            shard = shard_of(caches(config), wide, config, tp_rank, pcp_rank)
+            assert (shard.cp_size, shard.interleave, shard.convention) == (4, 8, "b")
+            shares.append(shard.cp_rank)
+    assert shares == [0, 2, 1, 3]
+    config = cache_config(replace(GQA, num_kv_heads=1))
+    split = vllm_config(tp=4, kv_heads=2, dcp=2)
+    shards = [shard_of(caches(config), split, config, rank) for rank in range(4)]
+    assert [(shard.first_kv_head, shard.cp_rank) for shard in shards] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert shard_of(caches(config), vllm_config(tp=2, interleave=8), config, 0).interleave == 1
+
+
+def test_a_share_that_is_not_that_of_vllms_groups_is_refused():
+    config = cache_config(MLA)
+    shard = shard_of(caches(config), vllm_config(tp=2, pcp=2, dcp=4), config, tp_rank=1, pcp_rank=0)
+    check_share(shard, dcp_size=4, dcp_rank=2, pcp_size=2, pcp_rank=0)
+    with pytest.raises(ValueError, match=r"number 2 of 4 that split .* make it number 1 of 4"):
+        check_share(shard, dcp_size=4, dcp_rank=1, pcp_size=2, pcp_rank=0)
+    both = msgspec.structs.replace(shard, cp_size=4, cp_rank=3, convention="a")
+    check_share(both, dcp_size=2, dcp_rank=1, pcp_size=2, pcp_rank=1)
+    with pytest.raises(ValueError, match=r"number 3 of 4 that split .* make it number 1 of 4"):
+        check_share(both, dcp_size=2, dcp_rank=1, pcp_size=2, pcp_rank=0)
+
+
+@pytest.mark.parametrize(
+    ("version", "convention"),
+    [("0.13.0rc1", "a"), ("0.29.1", "a"), ("0.30.0", "b"), ("0.32.0+cpu", "b"), ("1.0", "b")],
+)
+def test_the_convention_is_that_of_the_installed_version(version, convention):
+    assert convention_of(version) == convention
+
+
 def test_a_later_pipeline_stage_keeps_the_models_layer_numbers():
     config = cache_config(GQA, layers=(7, 5, 6))
     assert shard_of(caches(config), vllm_config(), config, 0).layers == (5, 6, 7)
@@ -135,11 +188,14 @@ def test_separate_storages_are_registered_each():
 def test_layout_and_model_are_told_in_words():
     config = cache_config(GQA)
     assert describe_layout(vllm_config(tp=2, kv_heads=4), config) == (
-        "TP 2, PP 1, GQA with 4 KV heads, block size 32"
+        "TP 2, GQA with 4 KV heads, block size 32"
     )
-    assert describe_layout(vllm_config(kv_heads=8), config) == "TP 1, PP 1, MHA with 8 heads, block size 32"
-    assert describe_layout(vllm_config(kv_heads=1), config) == "TP 1, PP 1, MQA, block size 32"
-    assert describe_layout(vllm_config(), cache_config(MLA)) == "TP 1, PP 1, MLA, block size 16"
+    assert describe_layout(vllm_config(kv_heads=8), config) == "TP 1, MHA with 8 heads, block size 32"
+    assert describe_layout(vllm_config(kv_heads=1), config) == "TP 1, MQA, block size 32"
+    assert describe_layout(vllm_config(), cache_config(MLA)) == "TP 1, MLA, block size 16"
+    assert describe_layout(vllm_config(tp=2, pcp=2, dcp=4, interleave=4), cache_config(MLA)) == (
+        "TP 2, PCP 2, DCP 4 (convention b), MLA, block size 16, interleave 4"
+    )
     assert (
         model_fingerprint(vllm_config(), config) == "tiny, 3 layers, 2 KV heads of 64, float32, cache float32"
     )
@@ -162,9 +218,10 @@ WINDOW = SlidingWindowSpec(
         (WINDOW, {}, "SlidingWindowSpec"),
         (replace(GQA, kv_quant_mode=KVQuantMode.INT8_PER_TOKEN_HEAD), {}, "INT8_PER_TOKEN_HEAD"),
         (replace(GQA, tokens_per_state=4), {}, "packs 4 tokens"),
-        (GQA, {"pcp": 2}, "--prefill-context-parallel-size 2"),
-        (GQA, {"dcp": 2}, "--decode-context-parallel-size 2"),
-        (GQA, {"kv_heads": 6, "tp": 4}, "6 KV heads cannot be split over --tensor-parallel-size 4"),
+        (MLA, {"pcp": 2}, "start it with --decode-context-parallel-size 2"),
+        (GQA, {"dcp": 2}, "DCP 2 needs a multiple of 2 TP ranks that hold the same KV heads"),
+        (replace(MLA, dcp_sharded=False), {"tp": 2, "dcp": 2}, "every rank holds all tokens of layer model"),
+        (GQA, {"kv_heads": 6, "tp": 4}, "6 KV heads cannot be split over TP 4"),
         (GQA, {"kv_heads": 8}, "and the spec says"),
     ],
 )

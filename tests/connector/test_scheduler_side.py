@@ -107,6 +107,21 @@ def test_prompts_of_any_length_get_exactly_their_blocks(engine: Engine, mode: st
 
 
 @MODES
+def test_one_block_id_stands_for_a_block_on_every_rank_that_splits_the_tokens(mode: str) -> None:
+    engine = Engine(dcp=2)
+    engine.add("before", range(70))
+    engine.step()
+    engine.step()
+    engine.add("r", PROMPT, LOADS[mode])
+    [start] = engine.step()
+    assert start.cached_tokens == 64, "two blocks of 32 tokens of the seventy before"
+    assert len(start.block_ids) == 4
+    engine.step(received=["r"])
+    engine.step()
+    engine.assert_nothing_is_left()
+
+
+@MODES
 def test_blocks_that_are_cached_here_are_not_asked_for(engine: Engine, mode: str) -> None:
     engine.add("before", range(70))
     engine.step()

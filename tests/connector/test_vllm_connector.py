@@ -53,6 +53,8 @@ def configured(settings: dict | None = None, **changed: Any) -> Any:
 def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that is alone; vLLM's process groups are not set up in a test."""
     group = SimpleNamespace(rank_in_group=0, world_size=1)
+    monkeypatch.setattr(worker_side, "get_dcp_group", lambda: group)
+    monkeypatch.setattr(worker_side, "get_pcp_group", lambda: group)
     monkeypatch.setattr(worker_side, "get_tp_group", lambda: group)
     monkeypatch.setattr(worker_side, "get_pp_group", lambda: group)
     monkeypatch.setattr(worker_side, "get_ip", lambda: "127.0.0.1")

@@ -65,7 +65,12 @@ class Engine:
     """The scheduler of one engine."""
 
     def __init__(
-        self, role: str = "kv_both", policy: str = "recompute", ranks_known: bool = True, **settings: Any
+        self,
+        role: str = "kv_both",
+        policy: str = "recompute",
+        ranks_known: bool = True,
+        dcp: int = 1,
+        **settings: Any,
     ) -> None:
         transfer = KVTransferConfig(
             kv_connector="DFirstConnector",
@@ -77,11 +82,13 @@ class Engine:
         )
         config = copy.copy(vllm_config())
         config.kv_transfer_config = transfer
+        config.parallel_config = copy.copy(config.parallel_config)
+        config.parallel_config.decode_context_parallel_size = dcp
         self.scheduler = Scheduler(
             vllm_config=config,
             kv_cache_config=cache_config(),
             structured_output_manager=StructuredOutputManager(config),
-            block_size=BLOCK_SIZE,
+            block_size=BLOCK_SIZE * dcp,
         )
         connector = self.scheduler.connector
         if ranks_known:
@@ -89,7 +96,7 @@ class Engine:
         self.side: SchedulerSide = connector._scheduler
         self.announcer = FakeAnnouncer()
         self.side._announcer = self.announcer  # type: ignore[assignment]
-        self.hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
+        self.hasher = get_request_block_hasher(BLOCK_SIZE * dcp, sha256)
         self.chunks: list = []
         """Of the last step."""
         self.preempted: frozenset = frozenset()
