@@ -39,6 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .fresh_ports import all_fresh, listening_ports
 from .listeners import keep_to_address
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ _DESCRIPTOR_SECONDS, _BYTE_SECONDS = 60e-6, 1 / 1.3e9
 _SLEPT_SHARE = 0.6
 _LEAST_SLEEP_SECONDS = 0.0002
 _REFUSED = -1
+_MOST_DRAWS = 50
 _INFINIBAND_DEVICES = Path("/sys/class/infiniband")
 
 
@@ -110,12 +112,14 @@ class MooncakeEngine:
         protocol: str,
         copy_timeout_seconds: float,
         quarantine_seconds: float | None = None,
+        lent_seconds: float = 30.0,
     ) -> None:
-        """Start to serve at ``host``.
+        """Start to serve at ``host``, at ports that nobody there has had lately (rule R6).
 
         ``copy_timeout_seconds`` is for how long the engine tries a batch (at least 5, its own lower limit; a
         ``MC_TRANSFER_TIMEOUT`` in the environment wins). ``quarantine_seconds`` is how long a batch counts as
         in flight after it failed in a way that leaves its end unknown; without it, the time-out once more.
+        ``lent_seconds`` is how long a peer may go on to start copies to a process that has ended.
         """
         _check_protocol(protocol)
         _set_environment(host, protocol, copy_timeout_seconds)
@@ -129,7 +133,8 @@ class MooncakeEngine:
         self._movers: dict[str, _Mover] = {}
         self._spare_movers: list[_Mover] = []
         self._registered: list[int] = []
-        self._server: Any = self._new_engine()
+        self._rest_seconds = lent_seconds + self.copy_timeout_seconds + self.quarantine_seconds
+        self._server: Any = self._new_engine(serves=True)
         self.data_address = f"{host}:{self._server.get_rpc_port()}"
 
     def register(self, ranges: Sequence[tuple[int, int]]) -> None:
@@ -303,7 +308,20 @@ class MooncakeEngine:
                 return
         time.sleep(self.quarantine_seconds)
 
-    def _new_engine(self) -> Any:
+    def _new_engine(self, serves: bool = False) -> Any:
+        refused = []  # until there is another: their ports cannot be drawn again
+        for _ in range(_MOST_DRAWS):
+            before = listening_ports()
+            engine = self._started_engine()
+            if all_fresh(listening_ports() - before, self._rest_seconds, keep=serves):
+                return engine
+            refused.append(engine)
+        raise RuntimeError(
+            f"Mooncake has drawn {_MOST_DRAWS} times data ports that were used on this host within the last "
+            f"{self._rest_seconds:g} s: give it more of them with MC_MIN_RPC_PORT and MC_MAX_RPC_PORT"
+        )
+
+    def _started_engine(self) -> Any:
         engine = _engine_class()()
         with keep_to_address(self._host):
             if engine.initialize(self._host, "P2PHANDSHAKE", self._protocol, "") != 0:
