@@ -232,8 +232,8 @@ class RankCore:
             if mover.state == "LAYOUT_QUERY" and digest in (None, mover.remote.layout_digest):
                 self._layout_for(mover)
 
-    def _layout_awaited(self, digest: str) -> bool:
-        """Whether anybody here has asked for this layout: others would only take the place of those in use."""
+    def asked_for(self, digest: str) -> bool:
+        """Return whether a transfer waits for this layout; others would take the place of those in use."""
         return any(owner.awaits_layout(digest) for owner in self.owners.values()) or any(
             mover.state == "LAYOUT_QUERY" and mover.remote.layout_digest == digest
             for mover in self.movers.values()
@@ -251,7 +251,7 @@ class RankCore:
             return
         if self.peers.known(message.digest):
             return  # A second answer: whoever waited for it was woken by the first.
-        if not self._layout_awaited(message.digest):
+        if not self.asked_for(message.digest):
             self.counters["unasked_layout"] += 1
             return
         self.peers.learn(message.directory)

@@ -20,7 +20,7 @@ from dfirst.protocol.commands import (
     RemoteRank,
 )
 from dfirst.protocol.effects import Effect, Reply, Report, Send, StartCopies
-from dfirst.protocol.messages import Layout, Sender, TransferKey
+from dfirst.protocol.messages import Sender, TransferKey
 from dfirst.protocol.modes import BLOCKWISE, LAYERWISE
 from dfirst.protocol.rank import RankCore
 from dfirst.protocol.shards import Directory, layout_digest
@@ -62,10 +62,7 @@ class Pair:
     def introduce(self) -> None:
         """Let both engines know each other."""
         for name, other in (("P", "D"), ("D", "P")):
-            known = self.engines[other]
-            sender = Sender(other, 0, known.ranks[0].incarnation)
-            layout = Layout(sender, layout_digest(known), known)
-            self.cores[name].handle(MessageReceived(layout, other.encode()), 1.0)
+            self.cores[name].peers.learn(self.engines[other])
 
     def give(self, name: str, event: CoreEvent, copying: bool = True) -> None:
         """Hand an event to a core and carry out what it asks for, at once."""

@@ -124,8 +124,12 @@ class World:
         """Give every rank of ``to`` the layout of ``engine``, as after a first contact."""
         known = self.engines[engine]
         sender = Sender(engine, 0, known.ranks[0].incarnation)
+        layout = wire.Layout(sender, layout_digest(known), known)
         for rank in self.ranks(to):
-            self.hear(rank, wire.Layout(sender, layout_digest(known), known), f"{engine}0")
+            if self.cores[rank].asked_for(layout.digest):
+                self.hear(rank, layout, f"{engine}0")
+            else:
+                self.cores[rank].peers.learn(known)
 
     def restart(self, engine: str, incarnation: str) -> None:
         """Let all ranks of an engine end and start again; what they knew is lost."""
