@@ -16,6 +16,8 @@ from .tokens import same_slabs
 MAX_RANKS = 1024
 MAX_BLOCK_SIZE = 1 << 20
 MAX_KV_HEADS = 1 << 16
+MAX_WORDS = 200
+"""Characters of a peer's own words in a message."""
 MAX_ADDRESS = (1 << 63) - 1
 """Addresses are counted in 64 bits with a sign."""
 
@@ -24,10 +26,8 @@ class LayoutMismatch(ValueError):
     """Two engines whose caches cannot be copied into each other."""
 
     def __init__(self, prefill: Directory, decode: Directory, reason: str) -> None:
-        super().__init__(
-            f"prefill engine {prefill.engine_id} ({prefill.layout}) and decode engine {decode.engine_id} "
-            f"({decode.layout}) cannot work together: {reason}"
-        )
+        one, other = (f"{_cut(side.engine_id)} ({_cut(side.layout)})" for side in (prefill, decode))
+        super().__init__(f"prefill engine {one} and decode engine {other} cannot work together: {reason}")
 
 
 def check_pair(prefill: Directory, decode: Directory) -> None:
@@ -39,7 +39,7 @@ def check_pair(prefill: Directory, decode: Directory) -> None:
 
 def _reasons(prefill: Directory, decode: Directory) -> Iterator[str]:
     if prefill.model != decode.model:
-        yield f"they serve different models ({prefill.model} and {decode.model})"
+        yield f"they serve different models ({_cut(prefill.model)} and {_cut(decode.model)})"
     sides = (("prefill", prefill), ("decode", decode))
     for side, directory in sides:
         yield from _engine_reasons(side, directory)
@@ -90,7 +90,7 @@ def _shard_reasons(name: str, shard: Shard, ranks: int) -> Iterator[str]:
     if heads.end > shard.total_kv_heads:
         yield f"{name} holds {heads}, but the model has {shard.total_kv_heads}"
     if shard.convention not in CONVENTIONS:
-        yield f"{name} follows convention {shard.convention[:20]} of context parallelism, which is not known"
+        yield f"{name} follows convention {_cut(shard.convention)} of context parallelism, which is not known"
     if not 1 <= shard.cp_size <= ranks:
         yield f"{name} says that {shard.cp_size} ranks split the tokens, and its engine has {ranks}"
     if not 0 <= shard.cp_rank < shard.cp_size:
@@ -181,10 +181,10 @@ def _region_reasons(prefill: Directory, decode: Directory) -> Iterator[str]:
             if region.content_bytes != first.content_bytes:
                 yield (
                     f"a token of a head takes {first.content_bytes} bytes in one and {region.content_bytes} "
-                    f"bytes in the other in layer {region.layer} ({region.part})"
+                    f"bytes in the other in layer {region.layer} ({_cut(region.part)})"
                 )
             if region.tokens_sliceable != first.tokens_sliceable:
-                yield f"blocks of layer {region.layer} ({region.part}) are arranged differently inside"
+                yield f"blocks of layer {region.layer} ({_cut(region.part)}) are arranged differently inside"
     known_parts: dict[int, set[str]] = {}
     for entry in (*prefill.ranks, *decode.ranks):
         parts: dict[int, set[str]] = defaultdict(set)
@@ -214,7 +214,7 @@ def _slab_reasons(prefill: Directory, decode: Directory) -> Iterator[str]:
     whole = next((region for region in regions if not region.tokens_sliceable), None)
     if whole is None or same_slabs(ours, theirs):
         return
-    why = f"blocks of layer {whole.layer} ({whole.part}) can only move whole"
+    why = f"blocks of layer {whole.layer} ({_cut(whole.part)}) can only move whole"
     if ours.block_size != theirs.block_size:
         yield (
             f"block sizes differ ({ours.block_size} and {theirs.block_size} tokens) and {why}: start both "
@@ -223,6 +223,11 @@ def _slab_reasons(prefill: Directory, decode: Directory) -> Iterator[str]:
     yield f"{why}, and no block of one side holds the same tokens as a block of the other"
 
 
+def _cut(text: str) -> str:
+    """Return what a peer calls something, at a length that a log can take."""
+    return text if len(text) <= MAX_WORDS else f"{text[:MAX_WORDS]}..."
+
+
 def _listed(values: set[int] | set[str]) -> str:
-    few = [str(value) for value in sorted(values)]
+    few = [_cut(str(value)) for value in sorted(values)]
     return ", ".join(few[:8]) + (f" and {len(few) - 8} more" if len(few) > 8 else "")

@@ -43,6 +43,14 @@ def test_engines_that_cannot_work_together_are_refused_with_both_layouts_and_the
     assert "decode-1 (TP 2," in message
 
 
+def test_a_refusal_is_short_whatever_a_peer_calls_itself():
+    good = directory(Engine())
+    loud = msgspec.structs.replace(good, engine_id="e" * 9999, layout="l" * 9999, model="m" * 9999)
+    with pytest.raises(LayoutMismatch, match="they serve different models") as refusal:
+        plan_pair(good, loud)
+    assert len(str(refusal.value)) < 1000
+
+
 @pytest.mark.parametrize(
     ("decode", "reason"),
     [
