@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from ..demo_model import make_model
+from ..demo_model import Kind, make_model
 from ..launch import Server
 from ..processes import LaunchError, end_on_sigterm_as_on_ctrl_c
 from ..waiting import waiting
@@ -26,7 +26,7 @@ from .serve_report import FIRST_TOKEN, THROUGHPUT, Cell, Measured, ServeReport, 
 from .serve_table import show
 from .serve_ways import MODEL_NAME, TITLES, EngineSettings, Way, make_ways, missing_for
 
-MODEL = "gqa"
+MODEL: Kind = "gqa"
 LENGTHS = (1000, 4000)
 AT_ONCE = (1, 4)
 ROUNDS = 3

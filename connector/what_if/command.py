@@ -8,7 +8,7 @@ import typer
 from dfirst.protocol.modes import BLOCKWISE, LAYERWISE
 from dfirst.protocol.parallel import CONVENTION_A, CONVENTION_B
 
-from .question import DTYPE_BYTES, HEAD_SIZE, MLA_HEAD_SIZE, MLA_LATENT, MLA_ROPE, TRANSFER_ID
+from .question import HEAD_SIZE, MLA_HEAD_SIZE, MLA_LATENT, MLA_ROPE, TRANSFER_ID, CacheType
 
 SIZES_HELP = (
     "The {side} engine: tp, pp, pcp, dcp and dp, as in tp=8,pcp=2,dcp=8. What is left out is 1. An engine is "
@@ -39,9 +39,6 @@ class Convention(str, Enum):
 class KvLayout(str, Enum):
     NHD = "nhd"
     HND = "hnd"
-
-
-CacheType = Enum("CacheType", {name.upper(): name for name in DTYPE_BYTES}, type=str)
 
 
 def plan(
@@ -198,7 +195,7 @@ def plan(
                 layer_split=decode_layers,
                 convention=convention.value,
             ),
-            model=read_model(layers, mla=mla, kv_heads=kv_heads, head_size=head_size, dtype=dtype.value),
+            model=read_model(layers, mla=mla, kv_heads=kv_heads, head_size=head_size, dtype=dtype),
             prompt_tokens=tokens,
             cached_tokens=cached,
             mode=mode.value,

@@ -67,7 +67,8 @@ def svg(answer: PlanAnswer) -> bytes:
             colour = colours[rank.rank] if prefix == "D" else INK
             _box(root, side, rank, f"{prefix}{rank.rank}", x, places[rank.rank], colour, busiest)
     _text(root, left, height - MARGIN, _foot(answer))
-    return ET.tostring(root, encoding="utf-8", xml_declaration=True)
+    picture: bytes = ET.tostring(root, encoding="utf-8", xml_declaration=True)
+    return picture
 
 
 def _foot(answer: PlanAnswer) -> str:
@@ -129,9 +130,8 @@ def _line(
     path = (
         f"M {x1} {y1 + half:.1f} C {middle} {y1 + half:.1f}, {middle} {y2 + half:.1f}, {x2} {y2 + half:.1f}"
     )
-    return ET.SubElement(
-        root, "path", d=path, fill="none", stroke=stroke, opacity="0.8", **{"stroke-width": f"{width:.1f}"}
-    )
+    look = {"d": path, "fill": "none", "stroke": stroke, "stroke-width": f"{width:.1f}", "opacity": "0.8"}
+    return ET.SubElement(root, "path", look)
 
 
 def _box(

@@ -1,6 +1,7 @@
 """What `dfirst plan` is asked: two layouts, a model and a prompt, read from the words of the command line."""
 
 from collections.abc import Sequence
+from enum import Enum
 
 import msgspec
 from dfirst.protocol.modes import BLOCKWISE
@@ -16,8 +17,20 @@ MLA_HEAD_SIZE = MLA_LATENT + MLA_ROPE
 """Elements of a token in a layer of DeepSeek's models: the latent and the rotary part, stored once."""
 HEAD_SIZE = 128
 """Elements of K, and as many of V, of one head and token in most models of grouped-query attention."""
-DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "fp8": 1}
 TRANSFER_ID = "what-if"
+
+
+class CacheType(str, Enum):
+    """What an element of the KV cache is stored as."""
+
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+    FP8 = "fp8"
+
+    @property
+    def bytes(self) -> int:
+        return {CacheType.FLOAT32: 4, CacheType.FP8: 1}.get(self, 2)
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +85,7 @@ def at_least(option: str, value: int | None, least: int) -> None:
 
 
 def read_model(
-    layers: int, *, mla: bool, kv_heads: int | None, head_size: int | None, dtype: str
+    layers: int, *, mla: bool, kv_heads: int | None, head_size: int | None, dtype: CacheType
 ) -> ModelShape:
     """Raises ``ValueError`` in one sentence."""
     if mla == (kv_heads is not None):
@@ -81,9 +94,7 @@ def read_model(
             f"give either --mla or --kv-heads N, which say what the cache of a token is; it was {given}"
         )
     elements = (head_size or MLA_HEAD_SIZE) if mla else 2 * (head_size or HEAD_SIZE)
-    return ModelShape(
-        layers=layers, kv_heads=kv_heads or 1, is_mla=mla, content_bytes=elements * DTYPE_BYTES[dtype]
-    )
+    return ModelShape(layers=layers, kv_heads=kv_heads or 1, is_mla=mla, content_bytes=elements * dtype.bytes)
 
 
 def read_engine(
