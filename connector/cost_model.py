@@ -1,8 +1,8 @@
 """What copying costs on this host, and whether it is cheaper to gather, send one long run, and scatter.
 
-The three costs are measured once, at the start of a rank, by copying from its own data port: what a descriptor
-costs however short it is, what a byte costs in a long run, and what a byte costs in a local copy. Over a
-network a byte may cost more; a descriptor and a local copy cost the same, so that the choice stays right.
+The three costs are measured once, at the start of a rank, by copying from its own data port: what a
+descriptor costs however short it is, what a byte costs in a long run, and what one costs in a local copy.
+Over a network a byte may cost more; a descriptor and a local copy cost the same, and these two decide.
 """
 
 import statistics

@@ -162,7 +162,7 @@ class DataPath:
         staging: Staging | None = None,
         want_part: WantPart | None = None,
     ) -> None:
-        """``want_part`` asks the owner of the other blocks to gather or scatter; it answers ``part_ready``."""
+        """``want_part`` asks the peer to gather or scatter; its answer comes by ``part_ready``."""
         self._engine = engine
         self._on_finished = on_finished
         self._staging = staging

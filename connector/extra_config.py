@@ -32,6 +32,10 @@ class ExtraConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """The ways to move a cache that this engine takes part in."""
     curve_keys: str = ""
     """Directory with the keys (``dfirst keys``) that close the side channel to strangers; empty: open."""
+    staging_bytes: int = 64 << 20
+    """Memory of each rank in which small pieces of the cache are gathered, and from which they are
+    scattered; 0: copy all directly.
+    """
     trace_path: str = ""
     """Directory to which each process writes what happens, one JSON line an event; empty: nowhere."""
     metaserver_timeout_seconds: float = 5.0
@@ -98,6 +102,8 @@ def _problems(config: ExtraConfig) -> Iterator[str]:
             yield f"{name} is {value:g} and must be a number above 0"
         elif value > LONGEST_SECONDS:
             yield f"{name} is {value:g} and must be at most {LONGEST_SECONDS}: no message may say more"
+    if config.staging_bytes < 0:
+        yield f"staging_bytes is {config.staging_bytes} and must be a number of bytes, or 0"
     unknown = sorted(set(config.modes) - set(MODES))
     if unknown or not config.modes:
         yield f"modes is {list(config.modes)} and must name one or both of {', '.join(MODES)}"

@@ -50,8 +50,8 @@ def joined(starts: Int64Array, lengths: Int64Array) -> Runs:
 class KvMemory(Protocol):
     """Registered memory of this rank. Both methods return when the bytes are where they belong.
 
-    Runs that leave the memory, or that no row length from ``LEAST_ROW_BYTES`` on divides, raise ``ValueError``
-    before a byte has moved.
+    Runs that leave the memory, or that no row length from ``LEAST_ROW_BYTES`` on divides, raise
+    ``ValueError`` before a byte has moved.
     """
 
     def gather(self, runs: Runs, address: int) -> None:

@@ -150,6 +150,13 @@ def memory_ranges(kv_caches: Mapping[str, torch.Tensor]) -> list[tuple[int, int]
     return ranges
 
 
+def flat_tensors(kv_caches: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Return the storages that hold the caches as bytes, each once."""
+    storages = {storage.data_ptr(): storage for storage in (c.untyped_storage() for c in kv_caches.values())}
+    device = next(iter(kv_caches.values())).device
+    return [torch.empty(0, dtype=torch.uint8, device=device).set_(storage) for storage in storages.values()]
+
+
 def _specs_of(kv_cache_config: KVCacheConfig) -> dict[str, AttentionSpec]:
     """Return the spec of each layer; refuse what holds anything else than all tokens of plain attention."""
     groups = kv_cache_config.kv_cache_groups

@@ -27,10 +27,21 @@ from ..protocol.commands import (
     DirectoryKnown,
     LegKey,
     MessageReceived,
+    PartWanted,
     StartPush,
 )
 from ..protocol.copies import Copies, copies
-from ..protocol.effects import SENT, Effect, Reply, Report, Send, StartCopies, StopCopies
+from ..protocol.effects import (
+    SENT,
+    Effect,
+    PartReady,
+    Reply,
+    Report,
+    Send,
+    StageBlocks,
+    StartCopies,
+    StopCopies,
+)
 from ..protocol.messages import Message, TransferKey
 from ..protocol.modes import BLOCKWISE
 from ..protocol.rank import RankCore
@@ -38,6 +49,7 @@ from ..protocol.shards import Shard
 from .data_path import CopyResult, DataPath, PullJob
 from .push_feed import Layer, PushFeed, leg_name
 from .side_channel import SideChannel
+from .staging import Stager, Staging
 from .stats import RankStats, TransferStats
 from .step import StepMetadata
 from .trace import Tracer
@@ -79,14 +91,22 @@ class RankLoop:
     """A rank at work."""
 
     def __init__(
-        self, core: RankCore, channel: SideChannel, shard: Shard, data_path: CopyMaker, tracer: Tracer
+        self,
+        core: RankCore,
+        channel: SideChannel,
+        shard: Shard,
+        data_path: CopyMaker,
+        tracer: Tracer,
+        staging: Staging | None = None,
     ) -> None:
+        """Begin with ``start``. The core lends the slots of ``staging``."""
         self._core = core
         self._channel = channel
         self._shard = shard
         self._tracer = tracer
         tracer.started(core.sender.incarnation, core.timing)
         self._data = data_path(self)
+        self._stager = Stager(staging.memory, shard, self.post) if staging else None
         self._feed = PushFeed(shard, self._data, self.may_start)
         self._legs: dict[str, LegKey] = {}
         self._stats = RankStats(core.sender.rank, tracer, core.counters, channel.counters)
@@ -131,11 +151,19 @@ class RankLoop:
         leg = self._legs.get(name)
         return leg is not None and self._core.lease_runs(leg, boot_clock())
 
+    def want_part(self, name: str, place: int, starts: bytes, lengths: bytes) -> None:
+        """Have the other rank of a leg gather or scatter a part; the data path hears when it has."""
+        leg = self._legs.get(name)
+        if leg is not None:
+            self.post(PartWanted(leg=leg, place=place, starts=starts, lengths=lengths))
+
     def stop(self, timeout_seconds: float) -> None:
         """End the copies, the thread and the sockets, in this time."""
         deadline = time.monotonic() + timeout_seconds
         if not self._data.shutdown(COPIES_SHARE * timeout_seconds):
             logger.warning("a copy was still in flight when the rank ended")
+        if self._stager is not None and not self._stager.stop(max(deadline - time.monotonic(), 0.0)):
+            logger.warning("a part was still being gathered or scattered when the rank ended")
         self._ending = True
         self._wake()
         if not self._thread.is_alive():
@@ -275,6 +303,10 @@ class RankLoop:
             self._start_copies(effect)
         elif isinstance(effect, StopCopies):
             self._data.stop(leg_name(effect.leg))
+        elif isinstance(effect, PartReady):
+            self._data.part_ready(leg_name(effect.leg), effect.place, effect.slot)
+        elif isinstance(effect, StageBlocks):
+            self._stage(effect)
         else:
             self._report(effect)
 
@@ -294,6 +326,11 @@ class RankLoop:
             self._data.stop(name)
             del self._legs[name]
             self.post(CopyEnded(started.leg, False, f"{type(error).__name__}: {error}"))
+
+    def _stage(self, part: StageBlocks) -> None:
+        if self._stager is None:
+            raise RuntimeError("slots were lent that this rank does not have")
+        self._stager.stage(part)
 
     def _report(self, report: Report) -> None:
         self._feed.ended(report.key)

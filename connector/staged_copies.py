@@ -9,6 +9,7 @@ of the lease leave nothing in flight on this side. What the owner works on holds
 """
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,6 +19,10 @@ from ..protocol.stages import MAX_RUNS, Slot, pack
 from .kv_memory import KvMemory, Runs, joined
 from .staging import PLACE_BYTES, PLACES
 
+PATIENCE_SECONDS = 3.0
+"""For how long a reader waits for a part before it reads directly: three questions may be lost by then. A
+writer cannot choose: its bytes are in the owner's slot already.
+"""
 Ask = Callable[[int, bytes, bytes], None]
 """Want a part of the owner: place, its addresses and its lengths, packed."""
 
@@ -62,16 +67,21 @@ class Answers:
         """The job may have been stopped. Called with the lock held."""
         self._changed.notify_all()
 
-    def wait(self, place: int) -> bool:
-        """Wait until nothing is outstanding in a place; return whether its part was staged.
+    def wait(self, place: int, patience_seconds: float | None = None) -> bool:
+        """Wait until nothing is outstanding in a place; return whether its part was staged: not, if there was
+        no answer for ``patience_seconds``.
 
         Raises ``Stopped`` if the job is stopped meanwhile.
         """
+        deadline = None if patience_seconds is None else time.monotonic() + patience_seconds
         with self._changed:
             while place in self._outstanding:
                 if self._stopped():
                     raise Stopped
-                self._changed.wait()
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return False
+                self._changed.wait(left)
             refused = place in self._refused
             self._refused.discard(place)
             return not refused
@@ -115,7 +125,7 @@ class StagedCopies:
         landed: _Part | None = None
         for number, part in enumerate(parts):
             place = number % PLACES
-            staged = self.answers.wait(place)
+            staged = self.answers.wait(place, PATIENCE_SECONDS)
             slot = self.answers.slot
             if not staged or slot is None:
                 self._scatter(landed, own_slot, number - 1)

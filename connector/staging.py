@@ -10,17 +10,23 @@ import logging
 import queue
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
 
 from ..protocol.commands import PartStaged
 from ..protocol.effects import StageBlocks
 from ..protocol.messages import TransferKey
 from ..protocol.shards import Shard
 from ..protocol.stages import Slot, unpack
-from .cost_model import CostModel
-from .kv_memory import KvMemory, Runs
+from .cost_model import CostModel, measure
+from .kv_memory import DeviceMemory, HostMemory, KvMemory, Runs
 from .lent_memory import LentMemory
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -28,15 +34,6 @@ PLACES = 4
 PLACE_BYTES = 2 << 20
 SLOT_BYTES = PLACES * PLACE_BYTES
 _REMEMBERED = 16
-
-
-@dataclass(frozen=True)
-class Staging:
-    """What the data path needs to stage copies."""
-
-    memory: KvMemory
-    costs: CostModel
-    own: "OwnSlots"
 
 
 class OwnSlots:
@@ -57,12 +54,63 @@ class OwnSlots:
             self._free.append(address)
 
 
-def share(address: int, size: int) -> tuple[tuple[Slot, ...], OwnSlots]:
-    """Divide staging memory into slots to lend and slots of one's own; of an odd number, one more is lent."""
-    addresses = [address + number * SLOT_BYTES for number in range(size // SLOT_BYTES)]
-    lent = -(-len(addresses) // 2)
-    slots = tuple(Slot(address, PLACES, PLACE_BYTES) for address in addresses[:lent])
-    return slots, OwnSlots(addresses[lent:])
+@dataclass(frozen=True)
+class Staging:
+    """A rank's staging memory, divided."""
+
+    memory: KvMemory
+    """The caches and the staging memory."""
+    costs: CostModel
+    slots: tuple[Slot, ...]
+    """To lend."""
+    own: OwnSlots
+    held: object
+    """What owns the staging memory."""
+
+
+class CopyEngine(Protocol):
+    """What staging needs of the engine at the start."""
+
+    data_address: str
+
+    def register(self, ranges: Sequence[tuple[int, int]], /) -> None: ...
+    def read(self, peer: str, local: list[int], remote: list[int], lengths: list[int], /) -> bool: ...
+    def forget(self, peer: str, /) -> None: ...
+
+
+def open_staging(
+    engine: CopyEngine, ranges: Sequence[tuple[int, int]], size: int, tensors: "Sequence[torch.Tensor]" = ()
+) -> Staging | None:
+    """Register ``size`` bytes of staging memory and try out what copies cost; None where that cannot be had.
+
+    ``ranges`` are the caches' (address, length). Caches on an accelerator are given as flat byte tensors too,
+    and the staging memory is then on that device.
+    """
+    count = size // SLOT_BYTES
+    if count < 2:
+        return None
+    memory: KvMemory
+    if tensors:
+        import torch
+
+        buffer = torch.zeros(count * SLOT_BYTES, dtype=torch.uint8, device=tensors[0].device)
+        held, address = buffer, buffer.data_ptr()
+        memory = DeviceMemory([*tensors, buffer])
+    else:
+        held = np.zeros(count * SLOT_BYTES, dtype=np.uint8)
+        address = held.ctypes.data
+        memory = HostMemory([*ranges, (address, held.nbytes)])
+    engine.register([(address, count * SLOT_BYTES)])
+    here = engine.data_address
+    costs = measure(lambda *columns: engine.read(here, *columns), memory, address, SLOT_BYTES)
+    engine.forget(here)
+    if costs is None:
+        logger.warning("copies from %s to itself fail, so nothing is staged", here)
+        return None
+    lent = -(-count // 2)
+    addresses = [address + number * SLOT_BYTES for number in range(count)]
+    slots = tuple(Slot(start, PLACES, PLACE_BYTES) for start in addresses[:lent])
+    return Staging(memory, costs, slots, OwnSlots(addresses[lent:]), held)
 
 
 class Stager:
@@ -102,7 +150,7 @@ class Stager:
                     exc_info=not isinstance(error, ValueError),
                 )
             try:
-                self._ended(_ended(part, reason))
+                self._ended(PartStaged(key=part.key, mover=part.mover, place=part.place, reason=reason))
             except Exception:
                 logger.exception("%s: the end of a part could not be reported", part.key.transfer_id)
 
@@ -122,7 +170,3 @@ class Stager:
             if len(self._lent_to) > _REMEMBERED:
                 self._lent_to.popitem(last=False)
         return known
-
-
-def _ended(part: StageBlocks, reason: str) -> PartStaged:
-    return PartStaged(key=part.key, mover=part.mover, sequence=part.sequence, place=part.place, reason=reason)

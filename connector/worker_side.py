@@ -19,11 +19,19 @@ from ..protocol.shards import RankEntry, Shard
 from .chaos.switch import ordered_faults
 from .data_path import DataPath
 from .extra_config import ExtraConfig
-from .layout import check_share, describe_layout, memory_ranges, model_fingerprint, shard_of
+from .layout import (
+    check_share,
+    describe_layout,
+    flat_tensors,
+    memory_ranges,
+    model_fingerprint,
+    shard_of,
+)
 from .mooncake_engine import MooncakeEngine, default_protocol
 from .push_feed import Layer
 from .rank_loop import RankLoop, StepBegan, StepEnded
 from .side_channel import SideChannel
+from .staging import open_staging
 from .stats import TransferStats
 from .step import StepMetadata
 from .trace import Tracer
@@ -136,7 +144,10 @@ class WorkerSide:
         )
         # The engine rounds the copy time-out up, and the environment may set another one.
         timing = config.core_timing(engine.copy_timeout_seconds, engine.quarantine_seconds)
-        engine.register(memory_ranges(kv_caches))
+        ranges = memory_ranges(kv_caches)
+        engine.register(ranges)
+        tensors = () if self._device.type == "cpu" else flat_tensors(kv_caches)
+        staging = open_staging(engine, ranges, config.staging_bytes, tensors)
         transfer_config = self._vllm_config.kv_transfer_config
         engine_id = (transfer_config and transfer_config.engine_id) or ""
         faults = ordered_faults(engine_id, rank)
@@ -144,8 +155,15 @@ class WorkerSide:
         copier = faults.engine(engine) if faults else engine
         sender = Sender(engine_id, rank, secrets.token_hex(8))
         tracer = Tracer(config.trace_path, engine_id, rank, "rank")
-        core = RankCore(timing, sender, tracer)
-        self._loop = RankLoop(core, channel, shard, lambda loop: DataPath(copier, loop.post), tracer)
+        core = RankCore(timing, sender, tracer, staging.slots if staging else ())
+        self._loop = RankLoop(
+            core,
+            channel,
+            shard,
+            lambda loop: DataPath(copier, loop.post, staging=staging, want_part=loop.want_part),
+            tracer,
+            staging,
+        )
         self._loop.start()
         logger.log(
             logging.INFO if config.curve_keys else logging.WARNING,

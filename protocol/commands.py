@@ -138,7 +138,6 @@ class PartStaged(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
     key: TransferKey
     mover: Sender
-    sequence: int
     place: int
     reason: str
     """Empty if all went well."""
@@ -151,4 +150,4 @@ class Collected(msgspec.Struct, frozen=True, tag=True):
 
 
 Command = StartPull | AcceptPush | OfferBlocks | StartPush | FinishPush | AbortTransfer | Renounce
-CoreEvent = Command | DirectoryKnown | MessageReceived | CopyEnded | Collected
+CoreEvent = Command | DirectoryKnown | MessageReceived | CopyEnded | PartWanted | PartStaged | Collected

@@ -43,6 +43,8 @@ class DecodeLayerwise(OwnerTransfer):
     @guard
     def all_done(self, _payload: object) -> bool:
         """Whether every expected writer said DONE."""
+        if any(lease.at_work for lease in self.leases.values()):
+            return False
         states = self.expected_states()
         return bool(states) and all(state == "DONE" for state in states or ())
 

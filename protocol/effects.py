@@ -57,10 +57,8 @@ class StageBlocks(msgspec.Struct, frozen=True, kw_only=True):
 
     key: TransferKey
     mover: Sender
-    sequence: int
     place: int
     address: int
-    place_bytes: int
     into_blocks: bool
     """Whether to scatter."""
     starts: bytes
@@ -89,4 +87,4 @@ class Report(msgspec.Struct, frozen=True):
     reason: str
 
 
-Effect = Send | Reply | StartCopies | StopCopies | Report
+Effect = Send | Reply | StartCopies | StopCopies | StageBlocks | PartReady | Report

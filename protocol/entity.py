@@ -8,6 +8,7 @@ from .binding import BoundMachine, Observer
 from .effects import Effect
 from .messages import Sender, TransferKey
 from .peers import PeerBook
+from .stages import Slots
 from .timing import Timing
 
 
@@ -19,6 +20,7 @@ class Core(Protocol):
     sender: Sender
     observer: Observer
     peers: PeerBook
+    slots: Slots
 
     def emit(self, effect: Effect) -> None:
         """Hand an effect to whoever runs the core."""

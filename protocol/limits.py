@@ -32,3 +32,9 @@ Ranks = msgspec.Meta(max_length=16384)
 
 Many = msgspec.Meta(max_length=1048576)
 """Entries of a list."""
+
+Place = Annotated[int, msgspec.Meta(ge=0, le=64)]
+"""A place in a slot, or how many it has: what became of each is remembered."""
+
+Runs = Annotated[bytes, msgspec.Meta(max_length=524288)]
+"""65,536 numbers of 8 bytes each."""

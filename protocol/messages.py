@@ -5,7 +5,7 @@ from typing import Annotated
 
 import msgspec
 
-from .limits import Many, Name, Number, Rank, Seconds, Sentence
+from .limits import Many, Name, Number, Place, Rank, Runs, Seconds, Sentence
 from .shards import Directory
 
 PROTOCOL = "dfirst"
@@ -155,6 +155,55 @@ class Renewed(msgspec.Struct, frozen=True, tag="RENEWED"):
     """No longer lent."""
 
 
+class Stage(msgspec.Struct, frozen=True, tag="STAGE"):
+    """Block-wise: gather these bytes of the blocks that are lent to me into this place of my slot. Layer-
+    wise: scatter what I have written there to them. A slot is staging memory of the owner; it belongs to my
+    lease from the first STAGE on. Without addresses: only tell me my slot. Repeated until answered.
+    """
+
+    sender: Sender
+    """The mover."""
+    key: TransferKey
+    """The transfer."""
+    sequence: Number
+    """The part's number, drawn like those of questions and after that of the one that was granted: a part
+    is done once, however often it is asked for, and none of what was lent before (rule R8).
+    """
+    target_incarnation: Name
+    """The owner that is meant."""
+    mode: Name
+    """Blockwise or layerwise."""
+    place: Place
+    """Where in the slot; a place has one part at a time."""
+    starts: Runs
+    """The owner's addresses in the order in which the bytes lie in the place, 8 bytes each, little-
+    endian.
+    """
+    lengths: Runs
+    """The bytes at each of them, likewise; one number if all are equal."""
+
+
+class Staged(msgspec.Struct, frozen=True, tag="STAGED"):
+    """The part is gathered, or scattered, and this is your slot. Without places: it is not, and will not
+    be; copy these bytes directly.
+    """
+
+    sender: Sender
+    """The owner."""
+    key: TransferKey
+    """The transfer."""
+    sequence: Number
+    """As in the STAGE."""
+    place: Place
+    """As in the STAGE."""
+    slot_address: Number
+    """Where the slot begins."""
+    slot_places: Place
+    """Its places, side by side; 0 if there is no slot."""
+    place_bytes: Number
+    """The bytes of a place."""
+
+
 class Done(msgspec.Struct, frozen=True, tag="DONE"):
     """All my copies of this transfer have ended well. Repeated until acknowledged. A decode rank that reads
     nothing says it to the prefill ranks that it is named to release.
@@ -253,6 +302,8 @@ Message = (
     | Gone
     | Renew
     | Renewed
+    | Stage
+    | Staged
     | Done
     | Stopped
     | Cancel

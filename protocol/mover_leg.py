@@ -1,18 +1,19 @@
 """One leg, seen by the rank that copies: spec/machines/mover_leg.toml."""
 
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import msgspec
 
 from .binding import BoundMachine, effect, guard
-from .commands import CopyEnded, LegKey
-from .effects import Send, StartCopies, StopCopies
+from .commands import CopyEnded, LegKey, PartWanted
+from .effects import PartReady, Send, StartCopies, StopCopies
 from .entity import Core, CoreEntity
 from .lease import farewell_seconds, mover_end, write_tail_seconds
-from .messages import Ack, Cancel, Done, Gone, Metadata, Query, Stopped, TransferKey, Wait
+from .messages import Ack, Cancel, Done, Gone, Metadata, Query, Stage, Staged, Stopped, TransferKey, Wait
 from .modes import BLOCKWISE, LAYERWISE, OWNER
 from .plan import Leg
 from .shards import RankEntry
+from .stages import Slot
 
 MAX_OUTSTANDING = 16
 """Questions of one leg whose answers are still taken: the newest ones."""
@@ -48,6 +49,14 @@ class Granted(msgspec.Struct, frozen=True):
     lease_seconds: float
 
 
+class OpenPart(NamedTuple):
+    """A part that the owner has not answered."""
+
+    sequence: int
+    starts: bytes
+    lengths: bytes
+
+
 class MoverLeg(CoreEntity):
     """A leg on the mover's side. ``plan`` and ``entry`` are None where it moves nothing."""
 
@@ -61,6 +70,7 @@ class MoverLeg(CoreEntity):
         "lease_until",
         "lent",
         "number",
+        "parts",
         "peer",
         "plan",
         "transfer",
@@ -79,6 +89,8 @@ class MoverLeg(CoreEntity):
         """Of the newest question."""
         self.grant = 0
         """What the owner calls that which it has lent."""
+        self.parts: dict[int, OpenPart] = {}
+        """What the owner was asked to gather or scatter and has not answered, by the place."""
         self.lease_until = 0.0
         self.lent = plan is None
         self.copied = plan is None
@@ -193,8 +205,43 @@ class MoverLeg(CoreEntity):
     @effect
     def stop_copies(self, _payload: object) -> None:
         """Issue no further copy; those in flight end by themselves."""
-        self.disarm("lease_end")
+        self.disarm("lease_end", "stage_retry")
+        self.parts.clear()
         self.core.emit(StopCopies(self.leg_key))
+
+    # Staging
+
+    @guard
+    def part_outstanding(self, answer: Staged) -> bool:
+        """An answer is taken only for the part that is waited for (rule R8)."""
+        part = self.parts.get(answer.place)
+        return part is not None and part.sequence == answer.sequence
+
+    @effect
+    def send_stage(self, wanted: PartWanted) -> None:
+        """Ask the owner to gather or scatter a part."""
+        part = OpenPart(self.core.next_sequence(), wanted.starts, wanted.lengths)
+        self.parts[wanted.place] = part
+        self._send_stage(wanted.place, part)
+        self.arm("stage_retry", self.core.timing.query_retry_seconds)
+
+    @effect
+    def stage_again(self, _payload: object) -> None:
+        """Repeat what was not answered."""
+        for place, part in self.parts.items():
+            self._send_stage(place, part)
+        self.arm("stage_retry", self.core.timing.query_retry_seconds)
+
+    @effect
+    def hand_on_part(self, answer: Staged) -> None:
+        """Tell the data path."""
+        del self.parts[answer.place]
+        if not self.parts:
+            self.disarm("stage_retry")
+        slot = None
+        if answer.slot_places:
+            slot = Slot(answer.slot_address, answer.slot_places, answer.place_bytes)
+        self.core.emit(PartReady(leg=self.leg_key, place=answer.place, slot=slot))
 
     # Effects: the last word
 
@@ -293,14 +340,29 @@ class MoverLeg(CoreEntity):
         self.lease_until = max(self.lease_until, mover_end(self.core.timing, asked_at, lease_seconds))
         self.core.arm(self, "lease_end", self.lease_until)
 
+    def _send_stage(self, place: int, part: OpenPart) -> None:
+        self._send(
+            Stage(
+                sender=self.core.sender,
+                key=self.key,
+                sequence=part.sequence,
+                target_incarnation=self.peer.incarnation,
+                mode=self.transfer.mode,
+                place=place,
+                starts=part.starts,
+                lengths=part.lengths,
+            )
+        )
+
     def _say(self, word: Done | Stopped | Cancel) -> None:
         self.timers.clear()
+        self.parts.clear()
         self.last_word = word
         self._send(word)
         self.arm("done_retry", self.core.timing.done_retry_seconds)
         self.arm("farewell_end", farewell_seconds(self.core.timing, self._tail_seconds))
 
-    def _send(self, message: Query | Done | Stopped | Cancel) -> None:
+    def _send(self, message: Query | Stage | Done | Stopped | Cancel) -> None:
         self.core.emit(Send(self.peer.host, self.peer.port, message))
 
 

@@ -3,11 +3,16 @@
 from typing import ClassVar, Protocol
 
 from .binding import BoundMachine, effect, guard
-from .effects import Reply
+from .commands import PartStaged
+from .effects import Reply, StageBlocks
 from .entity import Core, CoreEntity
 from .lease import owner_end, write_tail_seconds
-from .messages import Ack, Cancel, Done, Metadata, Query, Sender, Stopped, TransferKey
+from .messages import Ack, Cancel, Done, Metadata, Query, Sender, Stage, Staged, Stopped, TransferKey
 from .modes import LAYERWISE, MOVER
+from .stages import Slot, total_bytes
+
+AT_WORK, STAGED, REFUSED = "at work", "staged", "refused"
+"""What became of the newest part of a place."""
 
 
 class OwnerTransfer(Protocol):
@@ -24,7 +29,17 @@ class OwnerTransfer(Protocol):
 class OwnerLeg(CoreEntity):
     """What was lent to one mover."""
 
-    __slots__ = ("grant", "lent_until", "mover", "number", "route", "tail_seconds", "transfer")
+    __slots__ = (
+        "grant",
+        "lent_until",
+        "mover",
+        "number",
+        "parts",
+        "route",
+        "slot",
+        "tail_seconds",
+        "transfer",
+    )
 
     def __init__(self, core: Core, transfer: OwnerTransfer, mover: Sender) -> None:
         super().__init__(core, transfer.key)
@@ -35,6 +50,9 @@ class OwnerLeg(CoreEntity):
         self.number = 0
         """The newest question's that was granted."""
         self.grant = 0
+        self.slot: Slot | None = None
+        self.parts: dict[int, tuple[int, str]] | None = None
+        """For each place of the slot the number of its newest part, and what became of it."""
         # Never less than what this side is configured for, whatever the mover says of itself.
         self.tail_seconds = write_tail_seconds(core.timing) if transfer.mode == LAYERWISE else 0.0
 
@@ -45,8 +63,14 @@ class OwnerLeg(CoreEntity):
 
     @property
     def live(self) -> bool:
-        """Whether a copy of this mover may still reach the blocks."""
-        return self.state == "LENT"
+        """Whether a copy of this mover, or what this rank does for it, may still reach the blocks."""
+        return self.state == "LENT" or self.at_work
+
+    @property
+    def at_work(self) -> bool:
+        """Whether this rank gathers or scatters for this mover."""
+        parts = self.parts or {}
+        return any(how == AT_WORK for _, how in parts.values())
 
     @guard
     def word_is_current(self, word: Done | Stopped) -> bool:
@@ -89,10 +113,124 @@ class OwnerLeg(CoreEntity):
     @effect
     def acknowledge(self, word: Done | Stopped) -> None:
         """The mover's last word is recorded (rule R9), or was before."""
-        if not self.live:
+        if self.state != "LENT":
             self.timers.clear()
         ack = Ack(sender=self.core.sender, key=self.key, sequence=word.sequence)
         self.core.emit(Reply(self.route, ack))
+
+    # Staging
+
+    @guard
+    def new_part(self, stage: Stage) -> bool:
+        """Whether a part was not taken before, is of what is lent now (its number was drawn after that of the
+        question), and no other is at work in its place.
+        """
+        sequence, how = self._part(stage.place)
+        return stage.sequence > max(sequence, self.number) and how != AT_WORK
+
+    @guard
+    def has_room(self, stage: Stage) -> bool:
+        """Whether there is a slot, and room in it for this part."""
+        slot = self.slot or self.core.slots.next()
+        if slot is None or not 0 <= stage.place < slot.places:
+            return False
+        try:
+            return total_bytes(stage.starts, stage.lengths) <= slot.place_bytes
+        except ValueError:
+            return False
+
+    @guard
+    def names_bytes(self, stage: Stage) -> bool:
+        """Whether there is anything to gather or scatter."""
+        return bool(stage.starts)
+
+    @guard
+    def part_ended(self, stage: Stage) -> bool:
+        """Whether a part was answered before."""
+        sequence, how = self._part(stage.place)
+        return sequence == stage.sequence and how != AT_WORK
+
+    @effect
+    def take_slot(self, _stage: Stage) -> None:
+        """From its first part on the slot is this lease's own."""
+        if self.slot is None:
+            self.slot = self.core.slots.take()
+
+    @effect
+    def start_staging(self, stage: Stage) -> None:
+        """Gather or scatter."""
+        assert self.slot is not None
+        self._note(stage.place, stage.sequence, AT_WORK)
+        self.core.emit(
+            StageBlocks(
+                key=self.key,
+                mover=self.mover,
+                place=stage.place,
+                address=self.slot.place(stage.place),
+                into_blocks=self.transfer.mode == LAYERWISE,
+                starts=stage.starts,
+                lengths=stage.lengths,
+                block_ids=self.transfer.block_ids,
+            )
+        )
+
+    @effect
+    def answer_slot(self, stage: Stage) -> None:
+        """Tell the mover its slot."""
+        assert self.slot is not None
+        self._note(stage.place, stage.sequence, STAGED)
+        self._answer(stage.place)
+
+    @effect
+    def refuse_part(self, stage: Stage) -> None:
+        """Leave it to the mover."""
+        self._note(stage.place, stage.sequence, REFUSED)
+        self._answer(stage.place)
+
+    @effect
+    def note_staged(self, ended: PartStaged) -> None:
+        """A part is through."""
+        self._note(ended.place, self._part(ended.place)[0], REFUSED if ended.reason else STAGED)
+
+    @effect
+    def answer_staged(self, about: Stage | PartStaged) -> None:
+        """Say what became of a place's newest part."""
+        self._answer(about.place)
+
+    @effect
+    def free_slot(self, _payload: object) -> None:
+        """Give the slot back as soon as nothing is gathered into it or scattered out of it."""
+        if self.at_work:
+            return
+        if self.slot is not None:
+            self.core.slots.give_back(self.slot)
+        self.slot = None
+
+    def _part(self, place: int) -> tuple[int, str]:
+        return (self.parts or {}).get(place, (0, ""))
+
+    def _note(self, place: int, sequence: int, how: str) -> None:
+        if self.parts is None:
+            self.parts = {}
+        self.parts[place] = (sequence, how)
+
+    def _answer(self, place: int) -> None:
+        sequence, how = self._part(place)
+        slot = self.slot if how == STAGED else None
+        self.core.emit(
+            Reply(
+                self.route,
+                Staged(
+                    sender=self.core.sender,
+                    key=self.key,
+                    sequence=sequence,
+                    place=place,
+                    slot_address=slot.address if slot else 0,
+                    slot_places=slot.places if slot else 0,
+                    place_bytes=slot.place_bytes if slot else 0,
+                ),
+            )
+        )
 
     @effect
     def tell_transfer(self, _payload: object) -> None:

@@ -8,6 +8,7 @@ spec (rule F2); this file finds the object that an event is meant for and answer
 
 import heapq
 from collections import Counter, deque
+from collections.abc import Sequence
 
 from . import messages as wire
 from .binding import Observer
@@ -23,6 +24,8 @@ from .commands import (
     LegKey,
     MessageReceived,
     OfferBlocks,
+    PartStaged,
+    PartWanted,
     Renounce,
     StartPull,
     StartPush,
@@ -41,6 +44,7 @@ from .prefill_blockwise import PrefillBlockwise
 from .prefill_layerwise import PrefillLayerwise
 from .renewals import RENEWALS_PER_LEASE, PeerRenewal
 from .shards import layout_digest
+from .stages import Slot, Slots
 from .timing import Timing
 
 OWNER_CLASSES: dict[str, type[OwnerTransfer]] = {BLOCKWISE: PrefillBlockwise, LAYERWISE: DecodeLayerwise}
@@ -51,8 +55,12 @@ MAX_OWNER_TRANSFERS = 200_000
 class RankCore:
     """All transfers of one rank."""
 
-    def __init__(self, timing: Timing, sender: Sender, observer: Observer) -> None:
+    def __init__(
+        self, timing: Timing, sender: Sender, observer: Observer, slots: Sequence[Slot] = ()
+    ) -> None:
+        """``slots`` is the staging memory that may be lent."""
         self.timing = timing
+        self.slots = Slots(slots)
         self.sender = sender
         self.observer = observer
         self.peers = PeerBook()
@@ -79,6 +87,10 @@ class RankCore:
             self._hear(event.message, event.route)
         elif isinstance(event, CopyEnded):
             self._copy_ended(event)
+        elif isinstance(event, PartWanted):
+            self._part_wanted(event)
+        elif isinstance(event, PartStaged):
+            self._part_staged(event)
         elif isinstance(event, Collected):
             self._collected(event.key)
         elif isinstance(event, DirectoryKnown):
@@ -213,6 +225,21 @@ class RankCore:
         else:
             leg.fire("copied" if ended.ok else "copy_failed", ended)
 
+    def _part_wanted(self, wanted: PartWanted) -> None:
+        leg = self._leg(wanted.leg)
+        if leg is None:
+            self.counters["unknown_part"] += 1
+        else:
+            leg.fire("want_part", wanted)
+
+    def _part_staged(self, ended: PartStaged) -> None:
+        owner = self.owners.get(ended.key)
+        lease = owner.leases.get(ended.mover) if owner else None
+        if lease is None:
+            self.counters["unknown_part"] += 1
+        else:
+            lease.fire("staged", ended)
+
     # Layouts
 
     def _learn_own(self, event: DirectoryKnown) -> None:
@@ -279,7 +306,7 @@ class RankCore:
             self._hear_layout(message)
         elif isinstance(message, wire.Error):
             self.counters["peer_errors"] += 1
-        elif isinstance(message, wire.Metadata | wire.Wait | wire.Gone | wire.Ack):
+        elif isinstance(message, wire.Metadata | wire.Wait | wire.Gone | wire.Staged | wire.Ack):
             self._hear_owner(message)
         elif isinstance(message, wire.Renewed):
             for mode in OWNER_CLASSES:
@@ -290,10 +317,12 @@ class RankCore:
             self._hear_stranger(message, route)
         elif isinstance(message, wire.Renew):
             self._hear_renew(message, route)
+        elif isinstance(message, wire.Stage):
+            self._hear_stage(message, route)
         else:
             self._hear_mover(message, route)
 
-    def _hear_owner(self, message: wire.Metadata | wire.Wait | wire.Gone | wire.Ack) -> None:
+    def _hear_owner(self, message: wire.Metadata | wire.Wait | wire.Gone | wire.Staged | wire.Ack) -> None:
         sender = message.sender
         transfer = self.movers.get(message.key)
         key = LegKey(message.key, sender.engine_id, sender.rank, sender.incarnation)
@@ -303,8 +332,19 @@ class RankCore:
         else:
             leg.fire(type(message).__name__.lower(), message)
 
+    def _hear_stage(self, message: wire.Stage, route: bytes) -> None:
+        owner = self.owners.get(message.key)
+        lease = owner.leases.get(message.sender) if owner and owner.mode == message.mode else None
+        if lease is None:
+            self.counters["unknown_stage"] += 1
+        else:
+            lease.route = route
+            lease.fire("stage", message)
+
     def _hear_stranger(
-        self, message: wire.Query | wire.Renew | wire.Done | wire.Stopped | wire.Cancel, route: bytes
+        self,
+        message: wire.Query | wire.Renew | wire.Stage | wire.Done | wire.Stopped | wire.Cancel,
+        route: bytes,
     ) -> None:
         """A message for an earlier incarnation of this rank touches nothing (rules S5 and R7)."""
         self.counters["other_incarnation"] += 1
@@ -323,6 +363,8 @@ class RankCore:
             )
         elif isinstance(message, wire.Renew):
             self._answer_renew(message, [], list(message.keys), route)
+        elif isinstance(message, wire.Stage):
+            return  # What was lent then is lent no more; the mover hears so when it renews.
         else:
             sequence = 0 if isinstance(message, wire.Cancel) else message.sequence
             ack = wire.Ack(sender=self._as(message.target_incarnation), key=message.key, sequence=sequence)
@@ -420,7 +462,12 @@ class RankCore:
         for key in message.keys:
             owner = self.owners.get(key)
             lease = owner.leases.get(message.sender) if owner else None
-            granted = owner is not None and lease is not None and lease.live and owner.fire("renew", lease)
+            granted = (
+                owner is not None
+                and lease is not None
+                and lease.state == "LENT"
+                and owner.fire("renew", lease)
+            )
             (extended if granted else gone).append(key)
         self._answer_renew(message, extended, gone, route)
 

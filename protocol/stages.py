@@ -1,9 +1,11 @@
 """Staging as the two ranks of a leg speak of it: slots that are lent, and lists of runs on the wire."""
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 
-from .copies import Int64Array
+from .tokens import Int64Array
 
 MAX_RUNS = 65_536
 """Most runs in one part."""
@@ -21,6 +23,25 @@ class Slot(msgspec.Struct, frozen=True):
     def place(self, number: int) -> int:
         """Return the address of a place."""
         return self.address + number * self.place_bytes
+
+
+class Slots:
+    """The slots that are free."""
+
+    def __init__(self, slots: Sequence[Slot] = ()) -> None:
+        self._free = list(slots)
+
+    def next(self) -> Slot | None:
+        """Return the slot that ``take`` would give; None if all are lent."""
+        return self._free[-1] if self._free else None
+
+    def take(self) -> Slot:
+        """Lend a slot."""
+        return self._free.pop()
+
+    def give_back(self, slot: Slot) -> None:
+        """Nothing touches this slot any more."""
+        self._free.append(slot)
 
 
 def pack(column: Int64Array) -> bytes:

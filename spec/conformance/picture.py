@@ -62,6 +62,8 @@ class Lease:
 
     state: str = "NEW"
     extended_at: float = 0.0
+    at_work: int = 0
+    """Parts that are being gathered or scattered for the mover."""
 
 
 class Picture:
@@ -109,8 +111,9 @@ class Picture:
         return self._leases.get(key, {})
 
     def lent_to(self, key: Key) -> list[str]:
-        """Return the movers whose copies may still reach a transfer's blocks."""
-        return [peer for peer, lease in self.leases_of(key).items() if lease.state == "LENT"]
+        """Return the movers whose copies, or what is done for them, may still reach a transfer's blocks."""
+        leases = self.leases_of(key).items()
+        return [peer for peer, lease in leases if lease.state == "LENT" or lease.at_work]
 
     def pushes(self, key: Key) -> bool:
         """Return whether a transfer's blocks are written by others."""
@@ -135,6 +138,7 @@ class Picture:
         elif line.machine == "owner_leg":
             lease = self.lease(PeerKey(key, line.peer))
             lease.state = line.target
+            lease.at_work += ("start_staging" in row.effects) - ("note_staged" in row.effects)
             if "extend" in row.effects:
                 lease.extended_at = line.time
         else:

@@ -25,13 +25,14 @@ from dfirst.protocol.peers import PeerBook
 from dfirst.protocol.prefill_layerwise import PrefillLayerwise
 from dfirst.protocol.rank import OWNER_CLASSES, RankCore
 from dfirst.protocol.renewals import Asked, PeerRenewal
+from dfirst.protocol.stages import Slot
 from dfirst.protocol.timing import Timing
 
 Code = tuple[Any, ...]
 
 MOVERS, OWNERS, RENEWALS, TIMERS, KNOWN = range(5)
-LEG_ASKED, LEG_WORD, LEG_NUMBER, LEG_GRANT = 5, 9, 10, 11
-PARKED, LEASES, LEASE_NUMBER, LEASE_GRANT = 9, 10, 5, 6
+LEG_ASKED, LEG_WORD, LEG_NUMBER, LEG_GRANT, LEG_PARTS = 5, 9, 10, 11, 12
+PARKED, LEASES, LEASE_NUMBER, LEASE_GRANT, LEASE_PARTS, LEASE_SLOT = 9, 10, 5, 6, 7, 8
 """Places in the tuples of a leg, an owner's transfer and a lease."""
 TRANSFER_STATE = 2
 EPSILON = 1e-9
@@ -55,9 +56,16 @@ def encode(core: RankCore, rate: int) -> Code:
     return (movers, owners, renewals, _timers(core, rate, places), known)
 
 
-def decode(code: Code, timing: Timing, sender: Sender, peers: PeerBook, observer: Observer) -> RankCore:
+def decode(
+    code: Code,
+    timing: Timing,
+    sender: Sender,
+    peers: PeerBook,
+    observer: Observer,
+    slots: tuple[Slot, ...] = (),
+) -> RankCore:
     """Return the core of a tuple, at time 0."""
-    core = RankCore(timing, sender, observer)
+    core = RankCore(timing, sender, observer, slots)
     core.peers = peers
     entities: list[CoreEntity] = []
     for mover in code[MOVERS]:
@@ -132,6 +140,7 @@ def _leg(leg: MoverLeg, now: float) -> Code:
         word,
         number,
         grant,
+        tuple((place, part) for place, part in sorted(leg.parts.items())),
     )
 
 
@@ -142,11 +151,11 @@ def _make_mover(core: RankCore, code: Code, entities: list[CoreEntity]) -> None:
     made.prompt_tokens, made.cached_tokens, made.finished = prompt, cached, finished
     core.movers[key] = made
     entities.append(made)
-    for peer, plan, entry, state, until, asked, lent, copied, failed, word, number, grant in legs:
+    for peer, plan, entry, state, until, asked, lent, copied, failed, word, number, grant, parts in legs:
         leg = MoverLeg(core, made, cast(Peer, peer), plan, entry)
         leg.state, leg.lease_until, leg.asked = state, until, dict(asked)
         leg.lent, leg.copied, leg.failure, leg.last_word = lent, copied, failed, word
-        leg.number, leg.grant = number, grant
+        leg.number, leg.grant, leg.parts = number, grant, dict(parts)
         made.legs[leg.leg_key] = leg
         entities.append(leg)
 
@@ -165,7 +174,7 @@ def _owner(transfer: OwnerTransfer, now: float, places: dict[int, int]) -> Code:
         numbers = (0, 0)
         if lease.state in ("LENT", "EXPIRED") and transfer.state not in ENDED:
             numbers = (lease.number, lease.grant)
-        leases.append((mover, lease.state, until, lease.tail_seconds, lease.route, *numbers))
+        leases.append((mover, lease.state, until, lease.tail_seconds, lease.route, *numbers, *_parts(lease)))
     parked = tuple((mover, transfer.parked[mover]) for mover in sorted(transfer.parked, key=by_mover))
     return (
         transfer.mode,
@@ -182,6 +191,11 @@ def _owner(transfer: OwnerTransfer, now: float, places: dict[int, int]) -> Code:
     )
 
 
+def _parts(lease: OwnerLeg) -> tuple[Code, bool]:
+    # Which slot a lease has makes no difference: all are alike.
+    return tuple(sorted((lease.parts or {}).items())), lease.slot is not None
+
+
 def _make_owner(core: RankCore, code: Code, entities: list[CoreEntity]) -> None:
     mode, key, state, request_id, blocks, prompt, cached, digest, held, parked, leases = code
     made = OWNER_CLASSES[mode](core, key)
@@ -190,10 +204,12 @@ def _make_owner(core: RankCore, code: Code, entities: list[CoreEntity]) -> None:
     made.held_until, made.parked = held, dict(parked)
     core.owners[key] = made
     entities.append(made)
-    for mover, state, until, tail, route, number, grant in leases:
+    for mover, state, until, tail, route, number, grant, parts, has_slot in leases:
         lease = OwnerLeg(core, made, mover)
         lease.state, lease.lent_until, lease.tail_seconds = state, until, tail
         lease.route, lease.number, lease.grant = route, number, grant
+        lease.parts = dict(parts) if parts else None
+        lease.slot = core.slots.take() if has_slot else None
         made.leases[mover] = lease
         entities.append(lease)
 

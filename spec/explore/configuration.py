@@ -58,6 +58,8 @@ class Configuration:
     """Block-wise: whether D hears of the request only when P has computed the prompt."""
     attempts: bool = False
     """Whether the transfers are attempts of the same one."""
+    staged: bool = False
+    """Whether every batch is staged, by owners that have one slot each."""
     unfit: bool = False
     """Whether the two engines serve different models."""
     disagree: bool = False

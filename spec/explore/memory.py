@@ -16,8 +16,14 @@ from .state import (
     GHOST,
     HELD,
     JOB_BROKEN,
+    JOB_DIRECT,
+    JOB_LANDED,
+    JOB_READY,
+    JOB_SLOT,
     JOB_SPOILT,
     JOB_STOPPED,
+    JOB_WANTED,
+    NOTHING,
     RELEASED,
     RUNNING,
     Draft,
@@ -40,6 +46,8 @@ class Habits:
     """Rule R2: a copy is started only inside its lease."""
     pushes_preempted_again = True
     """R5: what was in the air when its prompt was preempted does not count as sent."""
+    waits_for_scatter = True
+    """R5: a push is over only when the owner has scattered all that was written."""
     counts_suspension = True
     """R2: a clock goes on while its machine is suspended."""
 
@@ -53,6 +61,7 @@ class Memory:
         self.habits = habits
         self.layerwise = sites.configuration.layerwise
         self.batches = sites.configuration.batches
+        self.staging = sites.configuration.staged
         timing = sites.configuration.timing
         tail = timing.copy_timeout_seconds + timing.stall_allowance_seconds
         self.longest = [int(tail // rate) for rate in sites.rate_of]
@@ -71,7 +80,9 @@ class Memory:
                 draft.jobs[place] = (*job[:4], job[4] | JOB_STOPPED)
 
     def is_whole(self, job: Job) -> bool:
-        """Return whether every batch has landed."""
+        """Return whether every batch has landed, and was scattered."""
+        if self.habits.waits_for_scatter and job[4] & (JOB_WANTED | JOB_LANDED):
+            return False
         return job[2] == self.batches and job[3] < 0
 
     def may_begin(self, state: State, job: Job) -> bool:
@@ -81,7 +92,73 @@ class Memory:
             return False
         if age >= 0 and (self.habits.one_batch_at_a_time or not flags & AIR_SPOILT):
             return False
+        if self._stages(job) and (flags & (JOB_WANTED | JOB_LANDED) or not flags & (JOB_READY | JOB_SLOT)):
+            return False
         return not self.layerwise or state.stories[self.ranks.legs[leg].number][2] > begun
+
+    # Staging
+
+    def _stages(self, job: Job) -> bool:
+        return self.staging and not job[4] & JOB_DIRECT
+
+    def wanted(self, state: State, job: Job) -> int | None:
+        """Return the part that the data path asks the owner for next, 0 for its slot alone; None if none."""
+        mover, _, begun, age, flags = job
+        over = flags & (JOB_STOPPED | JOB_BROKEN | JOB_WANTED)
+        if mover == GHOST or not self._stages(job) or age >= 0 or over:
+            return None
+        if not self.layerwise:
+            return None if flags & JOB_READY or begun >= self.batches else begun + 1
+        if flags & JOB_LANDED:
+            return begun
+        return None if flags & JOB_SLOT else 0
+
+    def want(self, draft: Draft, place: int) -> tuple[int, int, int]:
+        """Ask for it; return the mover's site, the leg and the part."""
+        job = draft.jobs[place]
+        mover, leg, begun, age, flags = job
+        part = begun if flags & JOB_LANDED else 0 if self.layerwise else begun + 1
+        draft.jobs[place] = (mover, leg, begun, age, flags & ~JOB_LANDED | JOB_WANTED)
+        return mover, leg, part
+
+    def stage(self, draft: Draft, owner: int, leg: int, part: int) -> None:
+        """An owner begins to gather or scatter."""
+        held = draft.holds[owner][self.ranks.legs[leg].number] == HELD
+        draft.parts.append((owner, leg, part, 0 if held else JOB_SPOILT))
+
+    def staged(self, draft: Draft, place: int) -> tuple[int, int]:
+        """An owner is through with a part; return its site and the leg."""
+        owner, leg, part, flags = draft.parts.pop(place)
+        if not self.layerwise:
+            draft.slots[owner] = (leg, -1 if flags & JOB_SPOILT else part)
+            return owner, leg
+        if flags & JOB_SPOILT:
+            self._overwritten(self.ranks.legs[leg], "has a part scattered")
+        if draft.slots[owner] != (leg, part):
+            self._spoil(draft, leg)
+        return owner, leg
+
+    def ready(self, draft: Draft, leg: int, staged: bool) -> None:
+        """A mover hears of its part."""
+        for place, (mover, other, begun, age, flags) in enumerate(draft.jobs):
+            if other != leg or mover == GHOST or not flags & JOB_WANTED:
+                continue
+            flags &= ~JOB_WANTED
+            if not staged and begun and self.layerwise:
+                flags |= JOB_BROKEN
+            elif not staged:
+                flags |= JOB_DIRECT
+            else:
+                flags |= JOB_SLOT if self.layerwise else JOB_READY
+            draft.jobs[place] = (mover, other, begun, age, flags)
+
+    def give_up(self, draft: Draft, place: int) -> None:
+        """A reader does not wait for its part any more, and reads directly."""
+        mover, leg, begun, age, flags = draft.jobs[place]
+        draft.jobs[place] = (mover, leg, begun, age, flags & ~JOB_WANTED | JOB_DIRECT)
+
+    def _in_slot(self, draft: Draft, leg: int, part: int) -> bool:
+        return draft.slots[self.ranks.legs[leg].owner] == (leg, part)
 
     def may_land(self, job: Job) -> bool:
         """Return whether the batch in the air may land well."""
@@ -110,6 +187,11 @@ class Memory:
             draft.jobs[place] = (mover, leg, begun, age, flags | JOB_BROKEN)
             return
         lent = reachable and draft.holds[site.owner][site.number] == HELD
+        if self._stages(draft.jobs[place]):
+            # The owner's blocks are not touched, its slot is.
+            lent = lent or self.layerwise or self._in_slot(draft, leg, begun + 1)
+            if self.layerwise:
+                draft.slots[site.owner] = NOTHING
         if self.layerwise and not lent:
             self._overwritten(site, "begins to write")
         if age >= 0:
@@ -122,10 +204,18 @@ class Memory:
     def land(self, draft: Draft, place: int) -> None:
         """The batch in the air has arrived whole."""
         mover, leg, begun, _, flags = draft.jobs[place]
+        staged = self._stages(draft.jobs[place])
+        if staged and self.layerwise:
+            draft.slots[self.ranks.legs[leg].owner] = (leg, begun)
         if mover == GHOST:
             del draft.jobs[place]
-            self._spoil(draft, leg)
+            if not staged:
+                self._spoil(draft, leg)
             return
+        if staged and not self.layerwise and not self._in_slot(draft, leg, begun):
+            flags |= AIR_SPOILT
+        if staged:
+            flags = flags & ~JOB_READY | (JOB_LANDED if self.layerwise else 0)
         if flags & AIR_SPOILT:
             flags &= ~AIR_SPOILT
             if not self.layerwise or not self.habits.pushes_preempted_again:
@@ -139,7 +229,8 @@ class Memory:
             draft.jobs.append((GHOST, leg, begun, age, flags))
         ok = not flags & (JOB_STOPPED | JOB_BROKEN)
         site = self.ranks.legs[leg]
-        if ok and not flags & JOB_SPOILT:
+        unscattered = self.layerwise and flags & (JOB_WANTED | JOB_LANDED)
+        if ok and not flags & JOB_SPOILT and not unscattered:
             draft.good.add((site.mover, site.owner, site.number))
         return mover, leg, ok
 
@@ -182,6 +273,7 @@ class Memory:
             leg = self.ranks.legs[job[1]]
             if job[3] >= 0 and leg.number == key:
                 self._check_air(draft, place, leg, site, name)
+        self._check_parts(draft, site, key, name)
         if outcome == RECEIVED:
             wanted = {pair for pair in self.sites.legs(key) if site in pair}
             missing = [pair for pair in wanted if (*pair, key) not in draft.good]
@@ -190,10 +282,19 @@ class Memory:
                 text = f"{name}, but not every byte between {self.sites.names[mover]} and "
                 raise Violation("S1", f"{text}{self.sites.names[owner]} is there and right")
 
+    def _check_parts(self, draft: Draft, site: int, key: int, name: str) -> None:
+        for place, (owner, leg, part, flags) in enumerate(draft.parts):
+            if owner != site or self.ranks.legs[leg].number != key:
+                continue
+            if self.layerwise:
+                raise Violation("S2", f"{name} while a part is scattered into the blocks")
+            draft.parts[place] = (owner, leg, part, flags | JOB_SPOILT)
+
     def _check_air(self, draft: Draft, place: int, leg: LegSite, site: int, name: str) -> None:
         engine = self.sites.engine_of[site]
         mine = leg.mover == site and draft.incarnations[engine] == leg.mover_incarnation
         lent = leg.owner == site and draft.incarnations[engine] == leg.owner_incarnation
+        lent = lent and not self._stages(draft.jobs[place])
         if engine == D and (mine if not self.layerwise else lent):
             raise Violation("S2", f"{name} while a copy can still land in the blocks")
         if mine:
@@ -222,6 +323,9 @@ class Memory:
                 kept.append((GHOST, leg, begun, age, flags))
         draft.jobs = kept
         sites = self.sites.of_engine[engine]
+        draft.parts = [part for part in draft.parts if part[0] not in sites]
+        for site in sites:
+            draft.slots[site] = NOTHING
         if engine == D:
             draft.good.clear()
         for site in sites:

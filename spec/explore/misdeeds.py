@@ -73,6 +73,20 @@ def renew_all(self: RankCore, message: Renew, route: bytes) -> None:
     self._answer_renew(message, list(message.keys), [], route)
 
 
+def lends(self: OwnerLeg) -> bool:
+    return self.state == "LENT"
+
+
+def free_at_once(self: OwnerLeg, _payload: object) -> None:
+    if self.slot is not None:
+        self.core.slots.give_back(self.slot)
+    self.slot = self.parts = None
+
+
+def any_part(self: MoverLeg, answer: Any) -> bool:
+    return answer.place in self.parts
+
+
 def no_margin(_timing: Any, _lease_seconds: float) -> float:
     return 0.0
 

@@ -31,11 +31,13 @@ from .misdeeds import (
     acknowledge_all,
     answer_oldest,
     any_over,
+    any_part,
     early_end,
     expected_of_first,
     extend_back,
     extend_now,
     extend_once,
+    free_at_once,
     hear_and_end,
     hear_any_attempt,
     hear_as_own,
@@ -43,6 +45,7 @@ from .misdeeds import (
     lease_for_newest,
     lease_for_rank,
     lease_only,
+    lends,
     never,
     no_margin,
     no_offset,
@@ -188,6 +191,27 @@ def _handing_back() -> Iterator[Mutant]:
         "preempted blocks are pushed again under the batch in flight",
         PUSH,
         habit("one_batch_at_a_time"),
+    )
+    yield Mutant(
+        "R5 scatter", "a push is over before the owner has scattered it", PUSH, habit("waits_for_scatter")
+    )
+    yield Mutant(
+        "R5 lease",
+        "a lease that is over counts as such while a part is at work",
+        BOTH,
+        values((OwnerLeg, "live", property(lends))),
+    )
+    yield Mutant(
+        "R5 slot",
+        "a slot is free while a part is at work",
+        BOTH,
+        bound(OwnerLeg, "free_slot", effect(free_at_once)),
+    )
+    yield Mutant(
+        "R8 part",
+        "a STAGED is taken for whatever part is waited for",
+        BOTH,
+        bound(MoverLeg, "part_outstanding", guard(any_part)),
     )
     yield Mutant(
         "R5 garbage", "what was preempted in flight counts as sent", PUSH, habit("pushes_preempted_again")

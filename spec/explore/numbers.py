@@ -17,10 +17,12 @@ from .codec import (
     DRAWN_FROM,
     LEASE_GRANT,
     LEASE_NUMBER,
+    LEASE_PARTS,
     LEASES,
     LEG_ASKED,
     LEG_GRANT,
     LEG_NUMBER,
+    LEG_PARTS,
     LEG_WORD,
     MOVERS,
     OWNERS,
@@ -95,12 +97,16 @@ class Threads:
     def _others(self, code: Code, own: str) -> Numbers:
         for key, leg in _legs(code):
             yield self.of(own, leg[0].incarnation, key), leg[LEG_NUMBER]
+            for _, part in leg[LEG_PARTS]:
+                yield self.of(own, leg[0].incarnation, key), part.sequence
             word = leg[LEG_WORD]
             grant = word.grant if isinstance(word, wire.Done) else leg[LEG_GRANT]
             yield self.of(own, leg[0].incarnation, key, grants=True), grant
         for owner in code[OWNERS]:
             for lease in owner[LEASES]:
                 yield self.of(lease[0].incarnation, own, owner[1]), lease[LEASE_NUMBER]
+                for _, (number, _) in lease[LEASE_PARTS]:
+                    yield self.of(lease[0].incarnation, own, owner[1]), number
                 yield self.of(lease[0].incarnation, own, owner[1], grants=True), lease[LEASE_GRANT]
             for sender, query in owner[PARKED]:
                 yield self.of(sender.incarnation, own, owner[1]), query.sequence
@@ -124,6 +130,10 @@ class Threads:
             if isinstance(word, wire.Done):
                 word = replace(word, grant=called(word.grant, own, peer, key, grants=True))
             made[LEG_WORD] = word
+            made[LEG_PARTS] = tuple(
+                (place, part._replace(sequence=called(part.sequence, own, peer, key)))
+                for place, part in code[LEG_PARTS]
+            )
             made[LEG_NUMBER] = called(code[LEG_NUMBER], own, peer, key)
             made[LEG_GRANT] = called(code[LEG_GRANT], own, peer, key, grants=True)
             return tuple(made)
@@ -131,6 +141,9 @@ class Threads:
         def lease(code: Code, key: object) -> Code:
             peer = code[0].incarnation
             made = list(code)
+            made[LEASE_PARTS] = tuple(
+                (place, (called(number, peer, own, key), how)) for place, (number, how) in code[LEASE_PARTS]
+            )
             made[LEASE_NUMBER] = called(code[LEASE_NUMBER], peer, own, key)
             made[LEASE_GRANT] = called(code[LEASE_GRANT], peer, own, key, grants=True)
             return tuple(made)
@@ -164,7 +177,7 @@ def what_for(message: Message, mode: str) -> tuple[object, int] | None:
         return None
     if isinstance(message, wire.Renew | wire.Renewed):
         return mode, ASKED
-    if isinstance(message, wire.Query | wire.Stopped):
+    if isinstance(message, wire.Query | wire.Stage | wire.Staged | wire.Stopped):
         return message.key, ALWAYS
     if isinstance(message, wire.Metadata | wire.Wait | wire.Gone):
         return message.key, ASKED

@@ -17,7 +17,7 @@ from .sites import Sites
 ANYONE = -1
 ROUTER = "router"
 ROUTER_SITE = -1
-ANSWERS = (wire.Metadata, wire.Wait, wire.Gone, wire.Renewed, wire.Ack)
+ANSWERS = (wire.Metadata, wire.Wait, wire.Gone, wire.Renewed, wire.Staged, wire.Ack)
 GRANTS = (wire.Metadata, wire.Done)
 REASONED = (wire.Gone, wire.Stopped, wire.Cancel)
 

@@ -8,8 +8,17 @@ states affordable.
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
-from dfirst.protocol.commands import Collected, Command, CopyEnded, CoreEvent, LegKey, MessageReceived
-from dfirst.protocol.effects import Effect, Reply, Report, Send, StartCopies
+from dfirst.protocol.commands import (
+    Collected,
+    Command,
+    CopyEnded,
+    CoreEvent,
+    LegKey,
+    MessageReceived,
+    PartStaged,
+    PartWanted,
+)
+from dfirst.protocol.effects import Effect, PartReady, Reply, Report, Send, StageBlocks, StartCopies
 from dfirst.protocol.messages import (
     Cancel,
     Done,
@@ -19,20 +28,37 @@ from dfirst.protocol.messages import (
     Metadata,
     Query,
     Renew,
+    Stage,
+    Staged,
     Stopped,
 )
 from dfirst.protocol.peers import PeerBook
 from dfirst.protocol.rank import RankCore
 from dfirst.protocol.specification import TransitionSpec
+from dfirst.protocol.stages import Slot
 
-from .codec import KNOWN, MOVERS, OWNERS, PARKED, RENEWALS, TIMERS, TRANSFER_STATE, Code, decode, encode
+from .codec import (
+    KNOWN,
+    LEASE_SLOT,
+    LEASES,
+    MOVERS,
+    OWNERS,
+    PARKED,
+    RENEWALS,
+    TIMERS,
+    TRANSFER_STATE,
+    Code,
+    decode,
+    encode,
+)
 from .numbers import CoreNumbers, Renaming
 from .post import Post
 from .sites import Sites
 from .violation import Violation
 
-HEAR, TELL, ENDED, TAKEN, TICK, PASS = range(6)
-SEND, START, STOP, REPORT = range(4)
+HEAR, TELL, ENDED, TAKEN, TICK, PASS, WANT, STAGED = range(8)
+SEND, START, STOP, REPORT, STAGE, READY = range(6)
+ONE_SLOT = (Slot(1 << 30, 1, 64),)
 DEAD = -1
 
 
@@ -163,7 +189,8 @@ class Ranks:
         if own_book:
             book = _copied(book)
         timing = self.sites.configuration.timing
-        return decode(code, timing, self.sites.sender(site, incarnation), book, self.watcher)
+        slots = ONE_SLOT if self.sites.configuration.staged else ()
+        return decode(code, timing, self.sites.sender(site, incarnation), book, self.watcher, slots)
 
     def _take(self, core: int, event: tuple[int, ...]) -> Step:
         layout = event[0] == HEAR and isinstance(self.post.letters[event[1]].message, Layout)
@@ -210,8 +237,15 @@ class Ranks:
             asking = _asked(self.codes[became], message)
             if asking and "Query" not in said:
                 raise Violation("R9", f"{name} does not ask again at once for a grant that was too short")
+        if isinstance(message, Stage) and self._refused(effects) and not _slot_lent(self.codes[core]):
+            raise Violation("R9", f"{name} has a slot and does not lend it")
         if isinstance(message, Done | Stopped | Cancel) and "Ack" not in said:
             raise Violation("R8", f"{name} does not acknowledge {type(message).__name__}")
+
+    @staticmethod
+    def _refused(effects: list[Effect]) -> bool:
+        answers = (effect.message for effect in effects if isinstance(effect, Reply))
+        return any(isinstance(answer, Staged) and not answer.slot_places for answer in answers)
 
     def _check_parked(self, core: int, became: int, effects: list[Effect]) -> None:
         """Who was told to wait for blocks that will not come hears it at once."""
@@ -230,6 +264,14 @@ class Ranks:
             return self.commands[number]
         if kind == ENDED:
             return CopyEnded(self.legs[number].key, bool(event[2]), "")
+        if kind == WANT:
+            # The list of runs stands for the part: its one address is the part's number.
+            starts, lengths = (_packed(event[2]), _packed(1)) if event[2] else (b"", b"")
+            return PartWanted(leg=self.legs[number].key, place=0, starts=starts, lengths=lengths)
+        if kind == STAGED:
+            leg = self.legs[number]
+            mover = self.sites.sender(leg.mover, leg.mover_incarnation)
+            return PartStaged(key=leg.key.key, mover=mover, place=0, reason="" if event[2] else "broken")
         return Collected(self.sites.keys[number])
 
     def _effects(self, core: int, effects: list[Effect]) -> tuple[tuple[Any, ...], ...]:
@@ -245,9 +287,25 @@ class Ranks:
                 found.append((REPORT, number, effect.outcome, effect.request_id))
             elif isinstance(effect, StartCopies):
                 found.append((START, self._leg(site, incarnation, effect.leg)))
+            elif isinstance(effect, PartReady):
+                leg = self._leg(site, incarnation, effect.leg)
+                found.append((READY, leg, effect.slot is not None))
+            elif isinstance(effect, StageBlocks):
+                mover = effect.mover
+                key = LegKey(effect.key, *self._owner_of(site, incarnation))
+                leg = self._leg(
+                    self.sites.site(mover.engine_id, mover.rank),
+                    self.sites.incarnation_of(mover.incarnation),
+                    key,
+                )
+                found.append((STAGE, leg, int.from_bytes(effect.starts, "little")))
             else:
                 found.append((STOP, self._leg(site, incarnation, effect.leg)))
         return tuple(found)
+
+    def _owner_of(self, site: int, incarnation: int) -> tuple[str, int, str]:
+        sender = self.sites.sender(site, incarnation)
+        return sender.engine_id, sender.rank, sender.incarnation
 
     def _leg(self, site: int, incarnation: int, key: LegKey) -> int:
         number = self._leg_ids.get((site, incarnation, key))
@@ -282,7 +340,8 @@ class Ranks:
             self.due.append(due or any(renewal[5] == 0.0 for renewal in code[RENEWALS]))
             transfers = (*code[MOVERS], *code[OWNERS])
             self.empty.append(not transfers and not code[RENEWALS] and not timers)
-            self.over.append(all(transfer[TRANSFER_STATE] == "FREED" for transfer in transfers))
+            freed = all(transfer[TRANSFER_STATE] == "FREED" for transfer in transfers)
+            self.over.append(freed and not _slot_lent(code))
         return number
 
     def _book(self, site: int, incarnation: int, known: tuple[str, ...]) -> PeerBook:
@@ -306,6 +365,14 @@ def _lease_ends(code: Code) -> dict[Any, float]:
     """Return the end of each lease under which a mover copies."""
     legs = ((mover[1], leg) for mover in code[MOVERS] for leg in mover[-1])
     return {(key, leg[0]): leg[4] for key, leg in legs if leg[3] == "COPYING"}
+
+
+def _slot_lent(code: Code) -> bool:
+    return any(lease[LEASE_SLOT] for owner in code[OWNERS] for lease in owner[LEASES])
+
+
+def _packed(number: int) -> bytes:
+    return number.to_bytes(8, "little")
 
 
 def _copied(book: PeerBook) -> PeerBook:

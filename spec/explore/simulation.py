@@ -154,8 +154,10 @@ class Simulation:
                 self._start(rank, effect)
             elif isinstance(effect, StopCopies):
                 self._stop(rank, effect.leg)
-            else:
+            elif isinstance(effect, Report):
                 self._report(rank, effect)
+            else:
+                raise ValueError(f"nobody stages anything here, and a core asks for {type(effect).__name__}")
 
     def send(self, source: Rank | None, name: str, number: int, incarnation: int, message: Message) -> None:
         """Put a letter on its way: it may be lost, come twice, or come late."""

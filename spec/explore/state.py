@@ -9,8 +9,15 @@ Story = tuple[int, int, int, int, int, int, int]
 """Stage on P, stage on D, layers computed, number of the request on P and on D, flags, incarnation
 offered."""
 
+Part = tuple[int, int, int, int]
+"""What an owner gathers or scatters: its site, the leg, the part, flags of a job."""
+
 GHOST = -1
+NOTHING = (-1, 0)
 JOB_STOPPED, JOB_BROKEN, JOB_SLOW, JOB_SPOILT, AIR_SPOILT = 1, 2, 4, 8, 16
+JOB_WANTED, JOB_READY, JOB_DIRECT, JOB_SLOT, JOB_LANDED = 32, 64, 128, 256, 512
+"""In a world with staging: a STAGE is not answered; a part is gathered; the owner stages nothing; the slot is
+known; a part is written and not scattered."""
 ANNOUNCED, P_LATE, D_LATE, COMPUTE_LATE, TWICE, P_TWICE = 1, 2, 4, 8, 16, 32
 IDLE, RUNNING, DONE, OVER, ABORTING = range(5)
 """Stages of a request. On D, RUNNING is loading; OVER has nothing left that vLLM waits for."""
@@ -27,6 +34,9 @@ class State(NamedTuple):
     net: tuple[int, ...]
     """Letters under way, each twice its number, plus one if it is late."""
     jobs: tuple[Job, ...]
+    parts: tuple[Part, ...]
+    slots: tuple[tuple[int, int], ...]
+    """What each site's slot holds: leg and part; (-1, 0) if neither."""
     queues: tuple[tuple[int, ...], ...]
     """For each site, the commands that its engine's steps have for it."""
     reports: tuple[tuple[tuple[int, str, str], ...], ...]
@@ -59,9 +69,11 @@ class Draft:
         "marks",
         "merged",
         "net",
+        "parts",
         "queues",
         "reports",
         "schedulers",
+        "slots",
         "stories",
     )
 
@@ -71,6 +83,8 @@ class Draft:
         self.incarnations = list(state.incarnations)
         self.net = list(state.net)
         self.jobs = list(state.jobs)
+        self.parts = list(state.parts)
+        self.slots = list(state.slots)
         self.queues: list[tuple[int, ...]] = list(state.queues)
         self.reports: list[tuple[tuple[int, str, str], ...]] = list(state.reports)
         self.holds: list[tuple[int, ...]] = list(state.holds)
@@ -84,12 +98,15 @@ class Draft:
         """Return the state that it has become."""
         self.net.sort()
         self.jobs.sort()
+        self.parts.sort()
         return State(
             tuple(self.cores),
             (self.schedulers[0], self.schedulers[1]),
             (self.incarnations[0], self.incarnations[1]),
             tuple(self.net),
             tuple(self.jobs),
+            tuple(self.parts),
+            tuple(self.slots),
             tuple(self.queues),
             tuple(self.reports),
             tuple(self.holds),

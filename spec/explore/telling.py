@@ -27,11 +27,20 @@ STORIES = {
 }
 LATE = {P_LATE: "P's start of", D_LATE: "D's start of", COMPUTE_LATE: "the computing of"}
 JOBS = {
+    "want": "{} asks for a part of {}",
+    "give_up": "{} waits no longer for a part of {}",
     "begin": "{} begins a batch of copies of {}",
     "land": "a batch of copies of {} lands at {}",
     "end": "{} sees the end of its copies of {}",
     "slow": "the copies of {} by {} take their time",
     "break": "a batch of copies of {} by {} fails",
+}
+
+
+PARTS = {
+    "staged": "{} is through with {}",
+    "slow_part": "{} takes its time with {}",
+    "break_part": "{} cannot stage {}",
 }
 
 
@@ -57,6 +66,10 @@ def tell(world: World, state: State, action: Action) -> Line:
         engine, text = STORIES[name]
         key = named(world, arguments[0])
         return Line(text.format(NAMES[engine], key), world.sites.of_engine[engine].start, None)
+    if name in PARTS:
+        owner, leg, part, _ = state.parts[arguments[0]]
+        moved = f"part {part} of {named(world, world.ranks.legs[leg].number)}"
+        return Line(PARTS[name].format(world.sites.names[owner], moved), owner, None)
     if name in JOBS:
         return _job(world, state, name, arguments[0])
     return _other(world, state, name, arguments)
@@ -80,7 +93,7 @@ def _job(world: World, state: State, name: str, place: int) -> Line:
     site = world.ranks.legs[leg]
     moved = f"{named(world, site.number)} with {world.sites.names[site.owner]}"
     by = world.sites.names[site.mover] + (" (which is gone)" if mover < 0 else "")
-    words = (by, moved) if name in ("begin", "end") else (moved, by)
+    words = (by, moved) if name in ("want", "give_up", "begin", "end") else (moved, by)
     return Line(JOBS[name].format(*words), site.mover, None)
 
 

@@ -13,11 +13,42 @@ from .configuration import Configuration
 from .memory import Habits, Memory
 from .numbers import ALWAYS, NOBODYS, WORD, Marked, in_order, renaming_of
 from .post import Post
-from .ranks import DEAD, ENDED, HEAR, PASS, REPORT, SEND, START, TAKEN, TELL, TICK, Ranks, Watcher
+from .ranks import (
+    DEAD,
+    ENDED,
+    HEAR,
+    PASS,
+    READY,
+    REPORT,
+    SEND,
+    STAGE,
+    STAGED,
+    START,
+    TAKEN,
+    TELL,
+    TICK,
+    WANT,
+    Ranks,
+    Watcher,
+)
 from .requests import Requests
 from .schedulers import Schedulers
 from .sites import D, P, Sites
-from .state import ASKED, GHOST, HARSH, JOB_BROKEN, JOB_SLOW, LATE, NETTED, Action, Draft, Job, State
+from .state import (
+    ASKED,
+    GHOST,
+    HARSH,
+    JOB_BROKEN,
+    JOB_SLOW,
+    JOB_WANTED,
+    LATE,
+    NETTED,
+    NOTHING,
+    Action,
+    Draft,
+    Job,
+    State,
+)
 from .violation import Violation
 
 STORY_MOVES = frozenset(("prefill", "compute", "finish", "decode"))
@@ -61,6 +92,8 @@ class World:
             incarnations=(0, 0),
             net=(),
             jobs=(),
+            parts=(),
+            slots=tuple(NOTHING for _ in sites),
             queues=tuple(() for _ in sites),
             reports=tuple(() for _ in sites),
             holds=tuple(tuple(0 for _ in keys) for _ in sites),
@@ -92,6 +125,8 @@ class World:
                 last = item
         for place, job in enumerate(state.jobs):
             self._job_moves(state, place, job, prompt, late)
+        for place, part in enumerate(state.parts):
+            (late if part[3] & JOB_SLOW else prompt).append(("staged", place))
         for key in range(len(state.stories)):
             for move in self.requests.moves(state, key):
                 (prompt if self.requests.holds_up(state, move) else late).append(move)
@@ -109,6 +144,8 @@ class World:
         if memory.may_land(job):
             at_its_longest = job[3] >= memory.longest[self.ranks.legs[job[1]].mover] and job[0] != GHOST
             (prompt if at_its_longest else relaxed).append(("land", place))
+        if memory.wanted(state, job) is not None:
+            relaxed.append(("want", place))
         if memory.may_begin(state, job):
             relaxed.append(("begin", place))
 
@@ -138,11 +175,18 @@ class World:
                 continue
             if "slow" in kinds and not job[4] & (JOB_SLOW | JOB_BROKEN):
                 found.append(("slow", place))
+            if "slow" in kinds and job[4] & JOB_WANTED and not self.configuration.layerwise:
+                found.append(("give_up", place))
             if "break" in kinds and job[3] >= 0 and not job[4] & JOB_BROKEN:
                 found.append(("break", place))
         if "late" in kinds:
             queues = enumerate(state.queues)
             found += [("late_step", site) for site, q in queues if q and not state.marks >> (site + 1) & 1]
+        for place, part in enumerate(state.parts):
+            if "slow" in kinds and not part[3] & JOB_SLOW:
+                found.append(("slow_part", place))
+            if "break" in kinds:
+                found.append(("break_part", place))
         for key in range(len(state.stories)):
             found += self.requests.faults(state, key, self.configuration.kinds)
         for engine in (P, D):
@@ -223,6 +267,24 @@ class World:
     def _lose(self, draft: Draft, item: int) -> None:
         draft.net.remove(item)
 
+    def _want(self, draft: Draft, place: int) -> None:
+        mover, leg, part = self.memory.want(draft, place)
+        self._take(draft, mover, (WANT, leg, part))
+
+    def _give_up(self, draft: Draft, place: int) -> None:
+        self.memory.give_up(draft, place)
+
+    def _staged(self, draft: Draft, place: int) -> None:
+        owner, leg = self.memory.staged(draft, place)
+        self._take(draft, owner, (STAGED, leg, 1))
+
+    def _break_part(self, draft: Draft, place: int) -> None:
+        owner, leg, _, _ = draft.parts.pop(place)
+        self._take(draft, owner, (STAGED, leg, 0))
+
+    def _slow_part(self, draft: Draft, place: int) -> None:
+        draft.parts[place] = (*draft.parts[place][:3], draft.parts[place][3] | JOB_SLOW)
+
     def _begin(self, draft: Draft, place: int) -> None:
         self.memory.begin(draft, place)
 
@@ -263,6 +325,10 @@ class World:
                     draft.net.append(value * 2)
             elif kind == START:
                 self.memory.started(draft, value)
+            elif kind == STAGE:
+                self.memory.stage(draft, site, value, effect[2])
+            elif kind == READY:
+                self.memory.ready(draft, value, effect[2])
             elif kind == REPORT:
                 self._report(draft, site, value, effect[2], effect[3])
             else:

@@ -50,6 +50,19 @@ TARGETED: tuple[Configuration, ...] = (
 )
 """Two and three faults of the kinds that have to do with each other."""
 
+STAGED_KINDS = ("lose", "repeat", "delay", "slow")
+STAGED: tuple[Configuration, ...] = (
+    pull("pull-staged", faults=1, staged=True, batches=2, kinds=(*STAGED_KINDS, "break", "die", "abort")),
+    push("push-staged", faults=1, staged=True, batches=2, kinds=(*STAGED_KINDS, "break", "die", "cancel")),
+    pull("pull-staged-two", faults=2, staged=True, transfers=2, kinds=STAGED_KINDS, orderly=True),
+    push("push-staged-two", faults=2, staged=True, transfers=2, kinds=STAGED_KINDS, orderly=True),
+    pull("pull-staged-late", faults=2, staged=True, batches=2, kinds=STAGED_KINDS, orderly=True),
+    push("push-staged-late", faults=2, staged=True, batches=2, kinds=STAGED_KINDS, orderly=True),
+    pull("pull-staged-crashes", faults=2, staged=True, kinds=("slow", "die", "restart"), orderly=True),
+    push("push-staged-crashes", faults=3, staged=True, kinds=("slow", "die", "lose"), orderly=True),
+)
+"""Copies by way of the owner's staging memory, of which each owner has one slot."""
+
 SECOND_USE: tuple[Configuration, ...] = (
     push("push-same-transfer", faults=3, kinds=("again", "repeat"), orderly=True),
     pull("pull-same-transfer", faults=4, kinds=("again", "repeat", "abort")),
@@ -77,6 +90,7 @@ QUICK: tuple[Configuration, ...] = (
     pull("pull-1x1-two", faults=1, transfers=2, orderly=True),
     push("push-1x1-two", faults=1, transfers=2, orderly=True),
     *TARGETED,
+    *STAGED,
 )
 
 FULL: tuple[Configuration, ...] = (
@@ -103,6 +117,8 @@ FULL: tuple[Configuration, ...] = (
     pull("pull-1x1-two", faults=2, transfers=2, orderly=True),
     push("push-1x1-two", faults=2, transfers=2, orderly=True),
     *SECOND_USE,
+    pull("pull-staged-every-order", faults=2, staged=True, batches=2, kinds=STAGED_KINDS),
+    push("push-staged-every-order", faults=2, staged=True, kinds=(*STAGED_KINDS, "restart")),
 )
 
 HUNT: tuple[Configuration, ...] = (
@@ -132,7 +148,9 @@ HUNT: tuple[Configuration, ...] = (
     pull("pull-1x1-two", faults=1, transfers=2, orderly=True),
     pull("pull-1x1-attempts", faults=1, transfers=2, attempts=True, orderly=True),
     pull("pull-1x1-unmet", faults=1, met=False),
+    *STAGED[:2],
     *TARGETED,
+    *STAGED[2:],
     push("push-preempted", faults=2, kinds=("abort", "slow"), batches=2),
     push("push-1x1", faults=1, batches=2),
     push("push-retried", faults=3, kinds=("slow", "restart", "again"), orderly=True),

@@ -45,7 +45,14 @@ FIELDS = {
     "keys": st.lists(KEYS, max_size=3),
     "extended": st.lists(KEYS, max_size=3),
     "gone": st.lists(KEYS, max_size=3),
-    "reason": st.just("because"),
+    "reason": st.sampled_from(["", "because"]),
+    "place": st.integers(-1, 3),
+    "starts": st.sampled_from([b"", bytes(8), b"odd", (1 << 20).to_bytes(16, "little")]),
+    "lengths": st.sampled_from([b"", (64).to_bytes(8, "little"), bytes(8), b"odd"]),
+    "slot_address": NUMBERS,
+    "slot_places": NUMBERS,
+    "place_bytes": NUMBERS,
+    "mover": SENDERS,
     "request_id": st.sampled_from(["", "r-1", "r-2"]),
     "remote": REMOTES,
     "leg": st.builds(LegKey, KEYS, st.sampled_from("PD"), st.integers(0, 2), INCARNATIONS),
@@ -61,7 +68,13 @@ def any_of(*records: type) -> st.SearchStrategy:
 
 
 MESSAGES = any_of(*messages.Message.__args__)
-COMMANDS = any_of(*commands.Command.__args__, commands.CopyEnded, commands.Collected)
+COMMANDS = any_of(
+    *commands.Command.__args__,
+    commands.CopyEnded,
+    commands.Collected,
+    commands.PartWanted,
+    commands.PartStaged,
+)
 STEPS = st.one_of(
     st.tuples(st.just("hear"), MESSAGES),
     st.tuples(st.just("give"), COMMANDS),

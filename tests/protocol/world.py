@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from dfirst.protocol import commands
 from dfirst.protocol import messages as wire
 from dfirst.protocol.commands import CopyEnded, MessageReceived, RemoteEngine, RemoteRank
-from dfirst.protocol.effects import Reply, Report, Send, StartCopies, StopCopies
+from dfirst.protocol.effects import PartReady, Reply, Report, Send, StageBlocks, StartCopies, StopCopies
 from dfirst.protocol.entity import CoreEntity
 from dfirst.protocol.messages import Message, Sender, TransferKey
 from dfirst.protocol.rank import RankCore
 from dfirst.protocol.shards import Directory, RankEntry, Region, Shard, layout_digest
 from dfirst.protocol.specification import TransitionSpec
+from dfirst.protocol.stages import Slot
 from dfirst.protocol.timing import Timing
 
 BLOCK_SIZE = 4
@@ -97,6 +98,7 @@ class World:
         timing: Timing | None = None,
         decode_model: str = "m",
         met: bool = False,
+        slots: tuple[Slot, ...] = (Slot(1 << 30, 2, 64),),
     ) -> None:
         self.timing = timing or Timing()
         self.observer = RecordingObserver()
@@ -109,6 +111,9 @@ class World:
         self.network: list[Packet] = []
         self.copies: dict[str, list[StartCopies]] = {}
         self.stopped: dict[str, list[StopCopies]] = {}
+        self.slots = slots
+        self.staging: dict[str, list[StageBlocks]] = {}
+        self.ready: dict[str, list[PartReady]] = {}
         self.reports: list[tuple[str, str]] = []
         self.collecting = True
         self.uncollected: list[tuple[str, Report]] = []
@@ -141,7 +146,10 @@ class World:
 
     def start(self, name: str, entry: RankEntry, told: bool = True) -> RankCore:
         """Start a rank's core; ``told`` gives it its engine's directory."""
-        core = RankCore(self.timing, Sender(name, entry.rank, entry.incarnation), self.observer)
+        sender = Sender(name, entry.rank, entry.incarnation)
+        core = RankCore(self.timing, sender, self.observer, self.slots)
+        self.staging[f"{name}{entry.rank}"] = []
+        self.ready[f"{name}{entry.rank}"] = []
         self.cores[f"{name}{entry.rank}"] = core
         self.copies[f"{name}{entry.rank}"] = []
         self.stopped[f"{name}{entry.rank}"] = []
@@ -177,6 +185,10 @@ class World:
                 self.copies[rank].append(effect)
             elif isinstance(effect, StopCopies):
                 self.stopped[rank].append(effect)
+            elif isinstance(effect, StageBlocks):
+                self.staging[rank].append(effect)
+            elif isinstance(effect, PartReady):
+                self.ready[rank].append(effect)
             elif isinstance(effect, Report):
                 self.reports.append((rank, effect.outcome))
                 self.uncollected.append((rank, effect))

@@ -11,6 +11,7 @@ SILENT = {
     "note_again", "note_blocks", "note_finished", "offer_blocks", "park", "renounce", "report_failed",
     "report_received", "report_sent", "start_deadline", "stop_copies", "stop_timers", "take_lease",
     "watch_silence",
+    "free_slot", "hand_on_part", "note_staged", "start_staging", "take_slot",
 }  # fmt: skip
 """Effects that say nothing to another rank and set no machine of this one going."""
 SETTING = {"open_legs", "renounce_peers", "cancel_legs", "tell_transfer", "look_again", "answer_parked"}
