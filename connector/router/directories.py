@@ -62,6 +62,10 @@ class Directories:
         engines[rank] = address  # now the last in the order
         return address
 
+    def ranks(self, url: str) -> tuple[RankAddress, ...]:
+        """Return all ranks that are known behind this URL."""
+        return tuple(rank for each in self._known.get(url, {}).values() for rank in each.remote_ranks)
+
     def forget(self, url: str) -> None:
         """What was known may be wrong: the next prompt is computed first, and tells."""
         self._known.pop(url, None)

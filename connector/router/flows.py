@@ -20,7 +20,7 @@ from .body import engine_body, prefill_body
 from .cancel import RankAddress, TransferCanceller
 from .directories import Directories, PrefillAddress
 from .engines import Engine, EnginePool
-from .errors import EngineError, RouterError
+from .errors import EngineError, EngineRejected, RouterError
 from .metrics import RouterMetrics
 from .settings import Mode, RouterSettings
 from .throttle import Throttle
@@ -242,9 +242,15 @@ class Flows:
         try:
             with anyio.fail_after(seconds):
                 async with self._link.open(pool or self.prefill, call) as response:
-                    url = str(response.request.url).removesuffix(transfer.path)
-                    return url, await response.aread()
-        except TimeoutError as error:
+                    return call.engine_url, await response.aread()
+        except EngineRejected:
+            raise  # it holds nothing
+        except BaseException as error:
+            if transfer.mode is Mode.BLOCKWISE:
+                # The answer, which says where the blocks are held, is lost; they may be held all the same.
+                transfer.prefill_ranks = self._directories.ranks(call.engine_url)
+            if not isinstance(error, TimeoutError):
+                raise
             what = f"the prefill engine did not answer within {seconds:g} seconds"
             raise EngineError(504, what, transfer.transfer_id) from error
 

@@ -32,6 +32,8 @@ class EngineCall(msgspec.Struct, kw_only=True):
     """For messages only; empty where the call belongs to no transfer."""
     content: Callable[[int], bytes] | None = None
     """The body for the n-th try, counted from 0: each try may be a new attempt of the transfer."""
+    engine_url: str = ""
+    """The engine that was asked last; filled in on the way."""
 
 
 class _CannotConnect(Exception):
@@ -75,6 +77,7 @@ class EngineLink:
         tries = 0
         while (engine := pool.pick(tried)) is not None:
             engine.in_flight += 1
+            call.engine_url = engine.url
             try:
                 response = await self._send(pool, engine, call, tries)
                 try:

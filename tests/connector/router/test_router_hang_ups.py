@@ -66,6 +66,19 @@ class TestHangUp:
         wait_until(lambda: p.aborted == 4, "P's requests are closed")
 
 
+def test_while_p_s_answer_is_on_its_way_its_ranks_are_told_where_they_are_known(
+    router: Router, p: FakePrefillEngine, d: FakeDecodeEngine
+) -> None:
+    """P may hold blocks for the transfer by then, and nobody else would ever ask for them."""
+    p.grant_changes = {"layout_digest": "p-layout"}
+    assert router.complete("blockwise").status_code == 200
+    p.hang = True
+    hang_up_on(router, "blockwise", False, lambda: len(p.bodies) == 2)
+    wait_until(lambda: router.canceller.calls, "P's ranks are told")
+    transfer_id = p.params[1]["transfer_id"]
+    assert router.canceller.calls == [(P_RANKS, transfer_id, 0, "blockwise", "the client hung up")]
+
+
 def test_a_client_that_leaves_before_its_body_is_complete_costs_nothing(
     router: Router, p: FakePrefillEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
