@@ -8,13 +8,31 @@ import pytest
 from .engines import EngineHouse
 
 HERE = Path(__file__).parent
+ORDER = (
+    # Starts engines of its own: before any others run.
+    "test_chaos",
+    # One pair that recomputes, and at the end gets its engines killed.
+    *("test_broken_transfers", "test_gone_clients", "test_no_wait", "test_crashes"),
+    # One that fails.
+    "test_fail_policy",
+    # A pair for each layout.
+    *("test_data_parallel", "test_hand_over"),
+)
+"""Files that ask for the same engines follow one another; all others come behind these."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.e2e)
+    ours = [item for item in items if HERE in item.path.parents]
+    for item in ours:
+        item.add_marker(pytest.mark.e2e)
+    others = [item for item in items if HERE not in item.path.parents]
+    items[:] = others + sorted(ours, key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    name = item.path.stem
+    return ORDER.index(name) if name in ORDER else len(ORDER)
 
 
 @pytest.fixture(scope="session")

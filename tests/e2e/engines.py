@@ -11,8 +11,9 @@ reference answers, and starts others only when a test asks for something else:
         assert_equal(requests, answers, engines.references("gqa", requests))
         assert pair.trace_of(answers[0]).bytes > 0
 
-Tests that ask for the same pair should follow one another. A test that kills or stops an engine says
-`pair.discard()` at its end, or starts the engine again; a pair with a dead engine is replaced by itself.
+Tests that ask for the same pair should follow one another: `conftest.ORDER`. A test that kills or stops an
+engine says `pair.discard()` at its end, or starts the engine again; a pair with a dead engine is replaced by
+itself. Every pair takes orders for faults: `pair.faults.order("decode", "copy fails", "read")`.
 """
 
 import asyncio
@@ -24,6 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from dfirst.connector.chaos.orders import FaultDesk
+from dfirst.connector.chaos.ports import free_port_range
+from dfirst.connector.chaos.switch import VARIABLE
 from dfirst.connector.demo_client import Answer, ask_all
 from dfirst.connector.demo_model import Kind, make_model
 from dfirst.connector.demo_prompts import DemoRequest, text
@@ -33,17 +37,22 @@ from dfirst.connector.launch import Engine, EngineSpec
 from dfirst.connector.local_set import LocalSet, LocalSetSpec
 from dfirst.connector.trace_reader import Traces, TransferTrace, read_traces
 
+from .http_json import post
+
 MODEL_NAME = "demo"
 MAX_MODEL_LEN = 4096
+PREFILL_MAX_MODEL_LEN = 3500
+"""P takes shorter prompts than D: a longer one is a prefill that ends in an error."""
 PREFILL_CHUNK_TOKENS = 256
 
 
 class Pair:
     """A running prefill engine, decode engine and router."""
 
-    def __init__(self, running: LocalSet, traces: Path) -> None:
+    def __init__(self, running: LocalSet, traces: Path, faults: FaultDesk) -> None:
         self.running = running
         self.trace_directory = traces
+        self.faults = faults
         self.discarded = False
 
     @property
@@ -75,6 +84,23 @@ class Pair:
     def ask(self, requests: Sequence[DemoRequest], *, at_once: bool = False) -> list[Answer]:
         """The answers through the router, each request in its own mode."""
         return ask_server(self.url, requests, at_once=at_once, through_router=True)
+
+    def abort(self, engine: Engine, transfer: str, machine: str) -> None:
+        """Have one engine drop the request of a transfer, by what its request machine calls it."""
+        steps = self.traces().of(transfer).transitions
+        name = next(step.peer for step in steps if step.machine == machine)
+        # What vLLM calls a request outside has no random end.
+        post(engine.url, "/inference/v1/abort_requests", {"request_ids": [name.rpartition("-")[0]]})
+
+    def worker(self, engine: Engine) -> int:
+        """The process number of an engine's one worker."""
+        found = [
+            int(path.stem.rpartition("-")[2])
+            for path in self.trace_directory.glob(f"{engine.spec.name}-rank0-*.jsonl")
+        ]
+        alive = [number for number in found if Path(f"/proc/{number}").exists()]
+        assert len(alive) == 1, f"{engine.name} has workers {alive}"
+        return alive[0]
 
     def traces(self) -> Traces:
         return read_traces(self.trace_directory)
@@ -108,6 +134,8 @@ class EngineHouse:
         *,
         prefill_tp: int = 1,
         decode_tp: int = 1,
+        prefill_dp: int = 1,
+        decode_dp: int = 1,
         load_failure_policy: LoadFailurePolicy = "recompute",
         vllm_args: tuple[str, ...] = (),
         **connector_config: Any,
@@ -117,13 +145,14 @@ class EngineHouse:
             model=str(self.model(kind)),
             served_model_name=MODEL_NAME,
             logs=Path(),
-            prefill=(EngineLayout(tp=prefill_tp),),
-            decode=(EngineLayout(tp=decode_tp),),
+            prefill=(EngineLayout(tp=prefill_tp, dp=prefill_dp),),
+            decode=(EngineLayout(tp=decode_tp, dp=decode_dp),),
             max_model_len=MAX_MODEL_LEN,
             prefill_chunk_tokens=PREFILL_CHUNK_TOKENS,
             load_failure_policy=load_failure_policy,
             connector_config=connector_config,
-            vllm_args=vllm_args,
+            # Requests can be aborted by their names then, on one engine alone.
+            vllm_args=("--enable-scale-out", *vllm_args),
         )
         if self._pair is not None and self._pair.alive and spec == self._pair_spec:
             return self._pair
@@ -132,9 +161,22 @@ class EngineHouse:
         place = self.root / f"pair-{self._starts}"
         traces = place / "traces"
         traces.mkdir(parents=True)
-        running = LocalSet(msgspec.structs.replace(spec, logs=place / "logs", traces=traces))
+        faults = FaultDesk(place / "faults")
+        ranks = sum(layout.ranks for layout in (*spec.prefill, *spec.decode))
+        running = LocalSet(
+            msgspec.structs.replace(
+                spec,
+                logs=place / "logs",
+                traces=traces,
+                # An engine that is started again finds its old ports.
+                connector_config={"port_range": free_port_range(ranks), **connector_config},
+                environment={VARIABLE: str(faults.directory)},
+            )
+        )
+        for engine in running.prefill:
+            engine.spec = msgspec.structs.replace(engine.spec, max_model_len=PREFILL_MAX_MODEL_LEN)
         running.start()
-        self._pair, self._pair_spec = Pair(running, traces), spec
+        self._pair, self._pair_spec = Pair(running, traces, faults), spec
         return self._pair
 
     def references(self, kind: Kind, requests: Sequence[DemoRequest]) -> list[Answer]:
