@@ -168,23 +168,28 @@ def check_arrived(move: Move, *more: Request) -> None:
 
     ``more``: other requests between the same engines, whose values are those of the same tokens.
     """
-    side, requests = move.decode.side, (move.request, *more)
-    wanted, marks = decode_engine(side), build(side, NOT_NEEDED)
+    marks = check_memory(move.decode, move.values, move.request, *more)
+    for memory, mark in zip(move.decode.ranks, marks.ranks, strict=True):
+        wrong = (move.writes[memory.rank] != mark.arena) & (mark.arena != MAY_COME_ALONG)
+        if wrong.any():
+            counts = sorted(set(move.writes[memory.rank][wrong].tolist()))
+            raise Wrong(f"decode rank {memory.rank}: {int(wrong.sum())} bytes were written {counts} times")
+
+
+def check_memory(decode: Engine, values: KnownValues, *requests: Request) -> Engine:
+    """Every byte of a decode engine is what it should be; return what each byte was there for."""
+    wanted, marks = decode_engine(decode.side), build(decode.side, NOT_NEEDED)
     for request in requests:
-        write_tokens(wanted, request.decode_blocks, move.values, request.cached, request.tokens)
+        write_tokens(wanted, request.decode_blocks, values, request.cached, request.tokens)
         for mark in marks.ranks:
-            mark_needed(side, request, mark)
-    for memory, want, mark in zip(move.decode.ranks, wanted.ranks, marks.ranks, strict=True):
+            mark_needed(decode.side, request, mark)
+    for memory, want, mark in zip(decode.ranks, wanted.ranks, marks.ranks, strict=True):
         along = mark.arena == MAY_COME_ALONG
         bad = (memory.arena != want.arena) & ~along
         bad |= along & (memory.arena != UNTOUCHED) & (memory.arena != BEHIND)
         if bad.any():
             raise Wrong(f"decode rank {memory.rank}: {first_of(memory, want, bad)}")
-        twice = (move.writes[memory.rank] != mark.arena) & ~along
-        if twice.any():
-            place = first_of(memory, want, twice)
-            count = int(move.writes[memory.rank][np.flatnonzero(twice)[0]])
-            raise Wrong(f"decode rank {memory.rank}: written {count} times: {place}")
+    return marks
 
 
 def mark_needed(side: Side, request: Request, mark: RankMemory) -> None:

@@ -1,5 +1,7 @@
 """Every pair of the table, with prompts of every kind, in both modes and under several transfer ids."""
 
+from dataclasses import replace
+
 import pytest
 
 from .cores import pull_with_cores, push_with_cores
@@ -37,3 +39,35 @@ def test_real_cores_complete_every_rank_once_and_none_before_its_last_writer(pai
     prefill, decode = pair.sides()
     for name, (tokens, cached) in prompts(prefill, decode).items():
         push_with_cores(prefill, decode, request_for(prefill, decode, tokens, cached, name))
+
+
+@pytest.mark.parametrize(
+    ("pair", "conventions"),
+    [
+        (pair, conventions)
+        for pair in PAIRS
+        for conventions in ("ab", "ba", "bb")
+        if all(side.parallel.allowed for side in pair.sides(*conventions))
+    ],
+    ids=str,
+)
+def test_the_conventions_may_differ(pair: Pair, conventions: str) -> None:
+    prefill, decode = pair.sides(*conventions)
+    for name, (tokens, cached) in list(prompts(prefill, decode).items())[2:6]:
+        request = request_for(prefill, decode, tokens, cached, name)
+        pull(prefill, decode, request)
+        push(prefill, decode, request, [tokens])
+
+
+@pytest.mark.parametrize("interleaves", [(1, 1), (1, 4), (2, 1), (4, 2)], ids=str)
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_the_interleaves_may_differ(pair: Pair, interleaves: tuple[int, int]) -> None:
+    prefill, decode = (
+        replace(side, parallel=replace(side.parallel, interleave=interleave))
+        for side, interleave in zip(pair.sides(), interleaves, strict=True)
+    )
+    for name in ("ends inside a block", "ends inside a block, one virtual block cached"):
+        tokens, cached = prompts(prefill, decode)[name]
+        request = request_for(prefill, decode, tokens, cached, name)
+        pull(prefill, decode, request)
+        push(prefill, decode, request, [tokens])
