@@ -116,9 +116,8 @@ class Bench:
             self._follower.poll()
             while waiting and waiting[0].at <= passed:
                 self._begin(waiting.popleft())
-            for task in [task for task in self._faults if task.done()]:
-                self._faults.discard(task)
-                task.result()
+            for tasks in (self._faults, self._requests):
+                self._take_ended(tasks)
             self._check_servers()
             if not self._outage_stops_load():
                 wanted = self._plan.requests_at(passed)
@@ -160,9 +159,7 @@ class Bench:
         self._send(asked, wish)
 
     def _send(self, asked: Question, wish: Wish | None = None) -> None:
-        task = asyncio.create_task(self._request(asked, wish), name=asked.client_id)
-        self._requests.add(task)
-        task.add_done_callback(self._requests.discard)
+        self._requests.add(asyncio.create_task(self._request(asked, wish), name=asked.client_id))
 
     def _take_wish(self) -> Wish | None:
         if not self._wishes or self.outages.away("prefill", "decode"):
@@ -231,9 +228,14 @@ class Bench:
         if event.engine == "decode":
             exchange.abort_ordered = True
             self.abort_allowed.add(asked.number)
-        response = await self._client.post(
-            f"{self._engine(event.engine).url}/inference/v1/abort_requests", json=body, timeout=30.0
-        )
+        try:
+            response = await self._client.post(
+                f"{self._engine(event.engine).url}/inference/v1/abort_requests", json=body, timeout=30.0
+            )
+        except httpx.TransportError:
+            if self.outages.away(event.engine):
+                return  # killed meanwhile
+            raise
         response.raise_for_status()
         self.injected[f"aborted on {event.engine}"] += 1
 
@@ -357,15 +359,19 @@ class Bench:
     def _server(self, name: ServerName) -> Server:
         return self._running.router if name == "router" else self._engine(name)
 
+    def _take_ended(self, tasks: set["asyncio.Task[None]"]) -> None:
+        """Forget the tasks that have ended; raise what one of them raised."""
+        for task in [task for task in tasks if task.done()]:
+            tasks.discard(task)
+            task.result()
+
     async def _gather(self, tasks: set["asyncio.Task[None]"], seconds: float) -> None:
-        under_way = set(tasks)
-        if not under_way:
+        if not tasks:
             return
-        done, late = await asyncio.wait(under_way, timeout=seconds)
+        _, late = await asyncio.wait(tasks, timeout=seconds)
         for task in late:
             task.cancel()
-        for task in done:
-            task.result()
+        self._take_ended(tasks)
         if late:
             raise RuntimeError(f"{next(iter(late)).get_name()} did not end within {seconds:g} s")
 
