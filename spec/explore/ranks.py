@@ -39,6 +39,7 @@ from dfirst.protocol.stages import Slot
 
 from .codec import (
     KNOWN,
+    LEASE_PARTS,
     LEASE_SLOT,
     LEASES,
     MOVERS,
@@ -237,7 +238,7 @@ class Ranks:
             asking = _asked(self.codes[became], message)
             if asking and "Query" not in said:
                 raise Violation("R9", f"{name} does not ask again at once for a grant that was too short")
-        if isinstance(message, Stage) and self._refused(effects) and not _slot_lent(self.codes[core]):
+        if isinstance(message, Stage) and self._refused(effects) and _has_room(self.codes[core], message):
             raise Violation("R9", f"{name} has a slot and does not lend it")
         if isinstance(message, Done | Stopped | Cancel) and "Ack" not in said:
             raise Violation("R8", f"{name} does not acknowledge {type(message).__name__}")
@@ -369,6 +370,13 @@ def _lease_ends(code: Code) -> dict[Any, float]:
 
 def _slot_lent(code: Code) -> bool:
     return any(lease[LEASE_SLOT] for owner in code[OWNERS] for lease in owner[LEASES])
+
+
+def _has_room(code: Code, stage: Stage) -> bool:
+    """Return whether no slot is lent and this part was not refused before."""
+    leases = [lease for owner in code[OWNERS] for lease in owner[LEASES]]
+    known = {sequence for lease in leases for _, (sequence, _) in lease[LEASE_PARTS]}
+    return not _slot_lent(code) and stage.sequence not in known
 
 
 def _packed(number: int) -> bytes:
