@@ -12,15 +12,18 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from .plan import Leg
 from .shards import Region, Shard
+from .tokens import Groups, Pieces, common_pieces, same_slabs, tokens_at
 from .tokens import Int64Array as Int64Array
-from .tokens import common_pieces, same_slabs
 
 BlockIds = Sequence[int] | Int64Array
 BlockLists = BlockIds | Mapping[int, BlockIds]
 """A request's block ids from its first token on; with several KV cache groups, one list for each group."""
+OUT_OF_WINDOW = 0
+"""The id, in a list of a group with a window, of blocks that the request no longer has."""
 _NOTHING: Int64Array = np.empty(0, dtype=np.int64)
 
 
@@ -88,27 +91,21 @@ def copies(
     whole.
     """
     wanted = set(leg.layers) if layers is None else set(leg.layers).intersection(layers)
-    pieces = common_pieces(source, target, tokens) if wanted else None
-    if pieces is None or not len(pieces.lengths):
-        return Copies(_NOTHING, _NOTHING, _NOTHING)
-    from_side = _Side("prefill", source, source_blocks, pieces.source_places)
-    to_side = _Side("decode", target, target_blocks, pieces.target_places)
     bases: dict[_Shape, list[tuple[int, int]]] = defaultdict(list)
-    for from_region, to_region in _paired(source, target, wanted):
-        base = (_first_byte(leg, source, from_region), _first_byte(leg, target, to_region))
-        bases[_shape(from_region, to_region)].append(base)
-        from_side.check(from_region)
-        to_side.check(to_region)
-    whole = same_slabs(source, target)
-    lengths = source.block_size - from_side.slots if whole else pieces.lengths
-    for shape in bases:
-        if not shape.sliceable and not (whole and not from_side.slots.any()):
-            raise ValueError(
-                f"tokens {tokens.start} to {tokens.stop - 1} begin inside a block that can only move whole"
-            )
+    block_counts: dict[Groups, tuple[int, int]] = {}
+    for from_region, to_region in _paired(source, target, wanted) if tokens else ():
+        shape = _shape(from_region, to_region)
+        bases[shape].append((_first_byte(leg, source, from_region), _first_byte(leg, target, to_region)))
+        counts = (from_region.block_count, to_region.block_count)
+        least = block_counts.get(shape.groups, counts)
+        block_counts[shape.groups] = (min(least[0], counts[0]), min(least[1], counts[1]))
+    moved = {
+        groups: _Moved(source, target, (source_blocks, target_blocks), tokens, groups, counts)
+        for groups, counts in block_counts.items()
+    }
     return join(
         [
-            _over_layers(places, _in_a_region(shape, leg.head_count, from_side, to_side, lengths))
+            _over_layers(places, moved[shape.groups].in_a_region(shape, leg.head_count))
             for shape, places in bases.items()
         ]
     )
@@ -141,7 +138,7 @@ class _Shape(NamedTuple):
     """Of the source and of the target, like the others."""
     head_strides: tuple[int, int]
     token_strides: tuple[int, int]
-    groups: tuple[int, int]
+    groups: Groups
     sliceable: bool
 
 
@@ -151,44 +148,106 @@ class _Axis(NamedTuple):
     target_stride: int
 
 
-class _Side:
-    """Where one side has the pieces: the blocks by the groups' lists, and the slots in them."""
+class _Moved:
+    """In which blocks and slots the tokens that move are, for layers of one KV cache group on each side."""
 
-    def __init__(self, name: str, shard: Shard, lists: BlockLists, places: Int64Array) -> None:
-        self._name = name
-        self._lists = lists if isinstance(lists, Mapping) else {0: lists}
-        self._numbers = places // shard.block_size
-        self._first, self._last = int(self._numbers.min()), int(self._numbers.max())
-        self._blocks: dict[int, Int64Array] = {}
-        self._extremes: dict[int, tuple[int, int]] = {}
-        self.slots: Int64Array = places - self._numbers * shard.block_size
+    def __init__(
+        self,
+        source: Shard,
+        target: Shard,
+        lists: tuple[BlockLists, BlockLists],
+        tokens: range,
+        groups: Groups,
+        block_counts: tuple[int, int],
+    ) -> None:
+        pieces = common_pieces(source, target, tokens, groups)
+        self._tokens = tokens
+        self._whole = same_slabs(source, target, groups)
+        sides = []
+        for number, (name, shard) in enumerate((("prefill", source), ("decode", target))):
+            block_size = shard.group(groups[number]).block_size
+            numbers = pieces[number] // block_size
+            blocks = _block_ids(name, lists[number], groups[number], numbers)
+            sides.append((blocks, pieces[number] - numbers * block_size))
+        (from_blocks, self._from_slots), (to_blocks, self._to_slots) = sides
+        self._lengths = pieces.lengths
+        if self._whole:
+            self._lengths = source.group(groups[0]).block_size - self._from_slots
+        windows = (source.group(groups[0]).window, target.group(groups[1]).window)
+        if any(windows):
+            kept = _in_window(windows, from_blocks, to_blocks)
+            still_there = to_blocks != OUT_OF_WINDOW if windows[1] else True
+            _check_given_away(target, pieces, tokens, windows, ~kept & still_there)
+            from_blocks, to_blocks, self._lengths = from_blocks[kept], to_blocks[kept], self._lengths[kept]
+            self._from_slots, self._to_slots = self._from_slots[kept], self._to_slots[kept]
+        _check_blocks("prefill", from_blocks, block_counts[0])
+        _check_blocks("decode", to_blocks, block_counts[1])
+        self._from_blocks, self._to_blocks = from_blocks, to_blocks
 
-    def blocks(self, group: int) -> Int64Array:
-        """Return the block of each piece."""
-        found = self._blocks.get(group)
-        if found is None:
-            ids = self._lists.get(group)
-            if ids is None or len(ids) <= self._last:
-                raise ValueError(
-                    f"{0 if ids is None else len(ids)} blocks of the {self._name} rank were given where the "
-                    f"tokens reach into block {self._last + 1} of the request"
-                )
-            # Of a long list only the part that is needed becomes numbers.
-            needed = np.asarray(ids[self._first : self._last + 1], dtype=np.int64)
-            found = self._blocks[group] = needed[self._numbers - self._first]
-            self._extremes[group] = int(found.min()), int(found.max())
-        return found
-
-    def check(self, region: Region) -> None:
-        """Raise ``ValueError`` for a block that the region does not have."""
-        # A block id comes over the wire: out of range it would read or write memory that is not KV cache.
-        self.blocks(region.group)
-        low, high = self._extremes[region.group]
-        if low < 0 or high >= region.block_count:
+    def in_a_region(self, shape: _Shape, head_count: int) -> Copies:
+        """Return the runs of a region whose first byte has the address 0 on both sides."""
+        if not shape.sliceable and not (self._whole and not self._from_slots.any()):
             raise ValueError(
-                f"block {low if low < 0 else high} is not one of the {region.block_count} blocks of the "
-                f"{self._name} rank"
+                f"tokens {self._tokens.start} to {self._tokens.stop - 1} begin inside a block that can only "
+                "move whole"
             )
+        sources = self._from_blocks * shape.block_strides[0] + self._from_slots * shape.token_strides[0]
+        targets = self._to_blocks * shape.block_strides[1] + self._to_slots * shape.token_strides[1]
+        runs = []
+        # Tokens of a piece are an axis like heads, so pieces of one length are expanded together.
+        for length in np.unique(self._lengths).tolist():
+            mine = self._lengths == length
+            axes = [_Axis(length, *shape.token_strides), _Axis(head_count, *shape.head_strides)]
+            runs.append(_expanded(shape.content_bytes, axes, sources[mine], targets[mine]))
+        return join(runs)
+
+
+def _block_ids(name: str, lists: BlockLists, group: int, numbers: Int64Array) -> Int64Array:
+    """Return the blocks that a list names at these numbers."""
+    if not len(numbers):
+        return numbers
+    ids = lists.get(group, ()) if isinstance(lists, Mapping) else () if group else lists
+    first, last = int(numbers.min()), int(numbers.max())
+    if len(ids) <= last:
+        raise ValueError(
+            f"{len(ids)} blocks of the {name} rank were given where the tokens reach into block {last + 1} "
+            "of the request"
+        )
+    # Of a long list only the part that is needed becomes numbers.
+    return np.asarray(ids[first : last + 1], dtype=np.int64)[numbers - first]
+
+
+def _in_window(
+    windows: tuple[int, int], from_blocks: Int64Array, to_blocks: Int64Array
+) -> npt.NDArray[np.bool_]:
+    """Return which pieces are in blocks of the request on both sides."""
+    kept = np.ones(len(from_blocks), dtype=np.bool_)
+    for window, blocks in zip(windows, (from_blocks, to_blocks), strict=True):
+        if window:
+            kept &= blocks != OUT_OF_WINDOW
+    return kept
+
+
+def _check_given_away(
+    target: Shard, pieces: Pieces, tokens: range, windows: tuple[int, int], lost: npt.NDArray[np.bool_]
+) -> None:
+    """Raise ``ValueError`` if pieces that only the target still has a block for are in the window."""
+    needed = tokens.stop - min(window for window in windows if window)
+    last = tokens_at(target, pieces.target_places + pieces.lengths - 1)
+    if bool((last[lost] >= needed).any()):
+        raise ValueError(
+            f"the prefill rank has given away blocks of tokens from {needed} on, which the decode rank needs"
+        )
+
+
+def _check_blocks(name: str, blocks: Int64Array, block_count: int) -> None:
+    # A block id comes over the wire: out of range it would read or write memory that is not KV cache.
+    if not len(blocks):
+        return
+    low, high = int(blocks.min()), int(blocks.max())
+    if low < 0 or high >= block_count:
+        wrong = low if low < 0 else high
+        raise ValueError(f"block {wrong} is not one of the {block_count} blocks of the {name} rank")
 
 
 def _paired(source: Shard, target: Shard, layers: set[int]) -> list[tuple[Region, Region]]:
@@ -225,23 +284,6 @@ def _first_byte(leg: Leg, shard: Shard, region: Region) -> int:
     return region.base_address + heads_in * region.head_stride_bytes
 
 
-def _in_a_region(
-    shape: _Shape, head_count: int, from_side: _Side, to_side: _Side, lengths: Int64Array
-) -> Copies:
-    """Return the runs of a region whose first byte has the address 0 on both sides."""
-    sources = from_side.blocks(shape.groups[0]) * shape.block_strides[0]
-    targets = to_side.blocks(shape.groups[1]) * shape.block_strides[1]
-    sources += from_side.slots * shape.token_strides[0]
-    targets += to_side.slots * shape.token_strides[1]
-    runs = []
-    # Tokens of a piece are an axis like heads, so pieces of one length are expanded together.
-    for length in np.unique(lengths).tolist():
-        mine = lengths == length
-        axes = [_Axis(length, *shape.token_strides), _Axis(head_count, *shape.head_strides)]
-        runs.append(_expanded(shape.content_bytes, axes, sources[mine], targets[mine]))
-    return join(runs)
-
-
 def _expanded(run_bytes: int, axes: list[_Axis], sources: Int64Array, targets: Int64Array) -> Copies:
     run_bytes, axes = _fold(run_bytes, axes)
     for extent, source_stride, target_stride in axes:
@@ -268,8 +310,8 @@ def _over_layers(bases: list[tuple[int, int]], runs: Copies) -> Copies:
     """Repeat a region's runs at every base (source, target); layers that follow each other become one run."""
     source, target = np.array(sorted(bases), dtype=np.int64).T
     lengths = np.broadcast_to(runs.lengths, (len(source), len(runs)))
-    step = int(runs.lengths[0])
-    if len(source) > 1 and bool((runs.lengths == step).all()):
+    step = int(runs.lengths[0]) if len(runs) else 0
+    if len(source) > 1 and len(runs) and bool((runs.lengths == step).all()):
         breaks = (source[:-1] + step != source[1:]) | (target[:-1] + step != target[1:])
         heads = np.concatenate([np.zeros(1, dtype=np.int64), np.flatnonzero(breaks) + 1])
         layers = np.diff(heads, append=len(source))

@@ -76,13 +76,16 @@ def _same_for_all(one: Shard, other: Shard) -> Iterator[tuple[str, object, objec
     yield "the number of KV heads of the model", one.total_kv_heads, other.total_kv_heads
     yield "the number of ranks that split the tokens", one.cp_size, other.cp_size
     yield "the interleave", one.interleave, other.interleave
+    yield "the list of KV cache groups", one.groups, other.groups
     yield "the convention of context parallelism", one.convention, other.convention
 
 
 def _shard_reasons(name: str, shard: Shard, ranks: int) -> Iterator[str]:
     heads = heads_of(shard)
-    if not 1 <= shard.block_size <= MAX_BLOCK_SIZE:
-        yield f"{name} says that a block has {shard.block_size} tokens: 1 to {MAX_BLOCK_SIZE} can be"
+    block_sizes = {shard.block_size, *(group.block_size for group in shard.groups)}
+    for block_size in block_sizes:
+        if not 1 <= block_size <= MAX_BLOCK_SIZE:
+            yield f"{name} says that a block has {block_size} tokens: 1 to {MAX_BLOCK_SIZE} can be"
     if not 1 <= shard.total_kv_heads <= MAX_KV_HEADS:
         yield f"{name} says that the model has {shard.total_kv_heads} KV heads: 1 to {MAX_KV_HEADS} can be"
     if heads.first < 0 or heads.end <= heads.first:
@@ -95,11 +98,15 @@ def _shard_reasons(name: str, shard: Shard, ranks: int) -> Iterator[str]:
         yield f"{name} says that {shard.cp_size} ranks split the tokens, and its engine has {ranks}"
     if not 0 <= shard.cp_rank < shard.cp_size:
         yield f"{name} says that it is number {shard.cp_rank} of {shard.cp_size} ranks that split the tokens"
-    if shard.interleave < 1 or shard.block_size % shard.interleave:
-        yield (
-            f"{name} has an interleave of {shard.interleave} tokens, which does not divide its blocks of "
-            f"{shard.block_size}"
-        )
+    for block_size in block_sizes:
+        if shard.interleave < 1 or block_size % shard.interleave:
+            yield (
+                f"{name} has an interleave of {shard.interleave} tokens, which does not divide its blocks of "
+                f"{block_size}"
+            )
+    groups = max(len(shard.groups), 1)
+    if any(not 0 <= region.group < groups for region in shard.regions):
+        yield f"{name} has layers of a KV cache group that is not one of its {groups}"
 
 
 def _layer_reasons(name: str, shard: Shard) -> Iterator[str]:
@@ -210,17 +217,23 @@ def _common_reasons(prefill: Directory, decode: Directory) -> Iterator[str]:
 
 def _slab_reasons(prefill: Directory, decode: Directory) -> Iterator[str]:
     ours, theirs = prefill.ranks[0].shard, decode.ranks[0].shard
-    regions = (region for entry in prefill.ranks for region in entry.shard.regions)
-    whole = next((region for region in regions if not region.tokens_sliceable), None)
-    if whole is None or same_slabs(ours, theirs):
-        return
-    why = f"blocks of layer {whole.layer} ({_cut(whole.part)}) can only move whole"
-    if ours.block_size != theirs.block_size:
-        yield (
-            f"block sizes differ ({ours.block_size} and {theirs.block_size} tokens) and {why}: start both "
-            "with the same --block-size"
-        )
-    yield f"{why}, and no block of one side holds the same tokens as a block of the other"
+    group_of = {region.layer: region.group for entry in decode.ranks for region in entry.shard.regions}
+    found: dict[tuple[int, int], Region] = {}
+    for entry in prefill.ranks:
+        for region in entry.shard.regions:
+            if not region.tokens_sliceable:
+                found.setdefault((region.group, group_of[region.layer]), region)
+    for groups, region in found.items():
+        if same_slabs(ours, theirs, groups):
+            continue
+        why = f"blocks of layer {region.layer} ({_cut(region.part)}) can only move whole"
+        sizes = (ours.group(groups[0]).block_size, theirs.group(groups[1]).block_size)
+        if sizes[0] != sizes[1]:
+            yield (
+                f"block sizes differ ({sizes[0]} and {sizes[1]} tokens) and {why}: start both with the same "
+                "--block-size"
+            )
+        yield f"{why}, and no block of one side holds the same tokens as a block of the other"
 
 
 def _cut(text: str) -> str:

@@ -23,7 +23,7 @@ import msgspec
 from .holdings import Holding, holdings_of
 from .pairing import LayoutMismatch as LayoutMismatch
 from .pairing import check_pair
-from .shards import Directory
+from .shards import Directory, Shard
 from .shares import Shares, Window, split_of
 
 MAX_REQUEST_PLANS = 1024
@@ -76,7 +76,7 @@ class PairPlan:
         self.decode_ranks = tuple(sorted(entry.rank for entry in decode.ranks))
         self.holdings = holdings_of(prefill)
         """Of the prefill side."""
-        self.decode_block_tokens = decode.ranks[0].shard.virtual_block_size
+        self.decode_block_tokens = _block_tokens(decode.ranks[0].shard)
         """Tokens of a block id on the decode side: a cached prefix is a whole number of these."""
         self._shares = Shares(split_of(prefill.ranks[0].shard), split_of(decode.ranks[0].shard))
         self._holding_of = {rank: place for place, held in enumerate(self.holdings) for rank in held.ranks}
@@ -273,6 +273,11 @@ def plan_pair(prefill: Directory, decode: Directory) -> PairPlan:
     """Return the plan of two engines; raise ``LayoutMismatch`` if they cannot work together."""
     check_pair(prefill, decode)
     return PairPlan(prefill, decode)
+
+
+def _block_tokens(shard: Shard) -> int:
+    sizes = [group.block_size for group in shard.groups] or [shard.block_size]
+    return math.gcd(*sizes) * shard.cp_size
 
 
 def _leg(prefill_rank: int, overlap: Overlap) -> Leg:

@@ -35,6 +35,17 @@ class Region(msgspec.Struct, frozen=True, array_like=True):
     """The KV cache group that the layer belongs to: a request has one list of block ids for each."""
 
 
+class CacheGroup(msgspec.Struct, frozen=True, array_like=True):
+    """Layers whose blocks are handed out together: a request has one list of block ids for them."""
+
+    block_size: Extent
+    """Tokens in a block."""
+    window: Number = 0
+    """How many tokens before the next one its layers still need; 0: all. Blocks out of the window have the
+    id 0 in a request's list, which is no block of the request: it is never read or written.
+    """
+
+
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank holds."""
 
@@ -52,11 +63,21 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
     """``(token // interleave) % cp_size == cp_rank`` says who holds a token; it divides the block size."""
     convention: Name = CONVENTION_B
     """By which rule ``cp_size`` and ``cp_rank`` follow from the parallel sizes: see ``parallel.py``."""
+    groups: Annotated[tuple[CacheGroup, ...], Many] = ()
+    """The KV cache groups that regions name by their numbers; empty: one, of ``block_size`` tokens."""
 
     @property
     def layers(self) -> tuple[int, ...]:
         """Numbers of the layers held, ascending, each once."""
         return tuple(sorted({region.layer for region in self.regions}))
+
+    def group(self, number: int) -> CacheGroup:
+        """Return a KV cache group. Raises ``ValueError`` if there is none of this number."""
+        if not self.groups and number == 0:
+            return CacheGroup(self.block_size)
+        if not 0 <= number < len(self.groups):
+            raise ValueError(f"there is no KV cache group {number}, but {max(len(self.groups), 1)}")
+        return self.groups[number]
 
     @property
     def virtual_block_size(self) -> int:

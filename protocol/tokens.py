@@ -16,6 +16,8 @@ import numpy.typing as npt
 from .shards import Shard
 
 Int64Array = npt.NDArray[np.int64]
+Groups = tuple[int, int]
+"""A layer's KV cache group on the source's and on the target's side."""
 
 
 class Pieces(NamedTuple):
@@ -31,9 +33,9 @@ class Pieces(NamedTuple):
     """In tokens, and so in slots."""
 
 
-def blocks_needed(shard: Shard, tokens: int) -> int:
-    """Return how many block ids a request of so many tokens has on each rank of the shard's engine."""
-    return -(-tokens // shard.virtual_block_size)
+def blocks_needed(shard: Shard, tokens: int, group: int = 0) -> int:
+    """Return how many block ids of a KV cache group a request of so many tokens has on each rank."""
+    return -(-tokens // (shard.group(group).block_size * shard.cp_size))
 
 
 def places_of(shard: Shard, tokens: Int64Array) -> Int64Array:
@@ -42,6 +44,15 @@ def places_of(shard: Shard, tokens: Int64Array) -> Int64Array:
         return tokens
     stride = shard.interleave * shard.cp_size
     return tokens // stride * shard.interleave + tokens % shard.interleave
+
+
+def tokens_at(shard: Shard, places: Int64Array) -> Int64Array:
+    """Return the tokens that a shard holds at these places."""
+    if shard.cp_size == 1:
+        return places
+    interleave = shard.interleave
+    held = places // interleave * (interleave * shard.cp_size) + shard.cp_rank * interleave
+    return held + places % interleave
 
 
 def holds_any(shard: Shard, tokens: range) -> bool:
@@ -60,31 +71,32 @@ def common_runs(source: Shard, target: Shard, tokens: range) -> tuple[Int64Array
     return starts, ends - starts
 
 
-def common_pieces(source: Shard, target: Shard, tokens: range) -> Pieces:
+def common_pieces(source: Shard, target: Shard, tokens: range, groups: Groups = (0, 0)) -> Pieces:
     """Return where both shards hold the tokens of a range (step 1) that they have in common."""
     starts, lengths = common_runs(source, target, tokens)
     pieces = _merged(Pieces(places_of(source, starts), places_of(target, starts), lengths))
-    cuts = _cut(pieces.source_places, pieces.lengths, source.block_size)
+    cuts = _cut(pieces.source_places, pieces.lengths, source.group(groups[0]).block_size)
     pieces = _at(pieces, *cuts)
-    if same_slabs(source, target):
+    if same_slabs(source, target, groups):
         return pieces  # a cut of one side is one of the other
-    cuts = _cut(pieces.target_places, pieces.lengths, target.block_size)
+    cuts = _cut(pieces.target_places, pieces.lengths, target.group(groups[1]).block_size)
     return _at(pieces, *cuts)
 
 
-def same_slabs(source: Shard, target: Shard) -> bool:
+def same_slabs(source: Shard, target: Shard, groups: Groups = (0, 0)) -> bool:
     """Whether a block of one side holds the same tokens in the same slots as one block of the other.
 
     That is so where both split the tokens alike, and where every block holds consecutive tokens.
     """
-    if source.block_size != target.block_size:
+    sizes = [shard.group(group).block_size for shard, group in zip((source, target), groups, strict=True)]
+    if sizes[0] != sizes[1]:
         return False
     alike = (source.cp_size, source.interleave) == (target.cp_size, target.interleave)
-    return alike or (_consecutive(source) and _consecutive(target))
+    return alike or (_consecutive(source, sizes[0]) and _consecutive(target, sizes[1]))
 
 
-def _consecutive(shard: Shard) -> bool:
-    return shard.cp_size == 1 or shard.interleave == shard.block_size
+def _consecutive(shard: Shard, block_size: int) -> bool:
+    return shard.cp_size == 1 or shard.interleave == block_size
 
 
 def _stride(shard: Shard) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from dfirst.protocol.copies import Copies, copies, join
 from dfirst.protocol.plan import Leg
+from dfirst.protocol.shards import CacheGroup, Shard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -155,16 +156,7 @@ def test_one_layer_of_a_leg_can_be_moved_by_itself():
 
 
 def test_layers_of_several_cache_groups_have_block_lists_of_their_own():
-    engine = Engine(stages=(2,))
-    made = Transfer(engine, engine, prompt=8, blocks=([0, 1], [2, 3]))
-    shards = []
-    for rank in (made.sources[0], made.targets[0]):
-        first, second = rank.entry.shard.regions
-        shards.append(
-            msgspec.structs.replace(
-                rank.entry.shard, regions=(first, msgspec.structs.replace(second, group=1))
-            )
-        )
+    made, shards = with_two_groups(CacheGroup(4))
     (leg,) = made.plan.legs
     with pytest.raises(ValueError, match="0 blocks of the prefill rank were given"):
         copies(leg, *shards, [0, 1], [2, 3], range(8))
@@ -176,6 +168,45 @@ def test_layers_of_several_cache_groups_have_block_lists_of_their_own():
     assert (got[0, "kv"][2:4] == views[0, "kv"][0:2]).all()
     assert (got[1, "kv"][0:2] == views[1, "kv"][4:6]).all()
     assert (got[1, "kv"][2:4] == UNTOUCHED).all()
+
+
+def with_two_groups(second: CacheGroup) -> tuple[Transfer, list[Shard]]:
+    """A prompt of two blocks of four tokens, and shards whose second layer is in a group of its own."""
+    engine = Engine(stages=(2,))
+    made = Transfer(engine, engine, prompt=8, blocks=([0, 1], [2, 3]))
+    shards = []
+    for rank in (made.sources[0], made.targets[0]):
+        shard = rank.entry.shard
+        one, other = shard.regions
+        regions = (one, msgspec.structs.replace(other, group=1))
+        shards.append(msgspec.structs.replace(shard, regions=regions, groups=(CacheGroup(4), second)))
+    return made, shards
+
+
+def test_groups_may_have_blocks_of_different_sizes():
+    made, shards = with_two_groups(CacheGroup(2))
+    (leg,) = made.plan.legs
+    views = made.sources[0].views
+    views[1, "kv"][2:6, :, :2] = [[[[block * 10 + slot] * 6 for slot in (0, 1)]] * 4 for block in range(2, 6)]
+    moves = copies(leg, *shards, {0: [0, 1], 1: [5, 2, 4, 3]}, {0: [2, 3], 1: [0, 1, 2, 3]}, range(8))
+    run(moves, made.sources, made.targets, made.written)
+    got = made.targets[0].views[1, "kv"]
+    assert got[:, 0, :2, 0].tolist() == [[50, 51], [20, 21], [40, 41], [30, 31], *[[UNTOUCHED] * 2] * 2]
+
+
+def test_blocks_out_of_a_window_are_neither_read_nor_written():
+    made, shards = with_two_groups(CacheGroup(4, window=3))
+    (leg,) = made.plan.legs
+    moves = copies(leg, *shards, {0: [0, 1], 1: [0, 1]}, {0: [2, 3], 1: [0, 4]}, range(8), layers=[1])
+    assert len(moves) == 1
+    run(moves, made.sources, made.targets, made.written)
+    got = made.targets[0].views[1, "kv"]
+    assert (got[4] == made.sources[0].views[1, "kv"][1]).all()
+    assert (got[:4] == UNTOUCHED).all()
+    with pytest.raises(ValueError, match="given away blocks of tokens from 5 on"):
+        copies(leg, *shards, {0: [0, 1], 1: [0, 0]}, {0: [2, 3], 1: [0, 4]}, range(8))
+    given_away = copies(leg, *shards, {0: [0, 1], 1: [0, 1]}, {0: [2, 3], 1: [5, 4]}, range(8), layers=[1])
+    assert given_away.bytes == moves.bytes, "what is out of the window is not needed"
 
 
 # Blocks that must stay whole

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from dfirst.protocol.pairing import MAX_RANKS, LayoutMismatch, check_pair
 from dfirst.protocol.plan import plan_pair
-from dfirst.protocol.shards import Directory, Shard
+from dfirst.protocol.shards import CacheGroup, Directory, Shard
 from hypothesis import given, settings
 
 from .drawn_layouts import pairs
@@ -90,6 +90,7 @@ def with_shard(engine: Directory, rank: int, **changes: object) -> Directory:
         ({"interleave": 3}, "interleave of 3 tokens, which does not divide its blocks of 4"),
         ({"cp_rank": 1}, "number 1 of 1 ranks"),
         ({"convention": "c"}, "convention c of context parallelism"),
+        ({"groups": (CacheGroup(4), CacheGroup(6))}, "which does not divide its blocks of 6"),
     ],
 )
 def test_a_shard_that_cannot_be_right_is_refused(changes, reason):
