@@ -54,8 +54,8 @@ STAGED_KINDS = ("lose", "repeat", "delay", "slow")
 STAGED: tuple[Configuration, ...] = (
     pull("pull-staged", faults=1, staged=True, batches=2, kinds=(*STAGED_KINDS, "break", "die", "abort")),
     push("push-staged", faults=1, staged=True, batches=2, kinds=(*STAGED_KINDS, "break", "die", "cancel")),
-    pull("pull-staged-two", faults=2, staged=True, transfers=2, kinds=STAGED_KINDS, orderly=True),
-    push("push-staged-two", faults=2, staged=True, transfers=2, kinds=STAGED_KINDS, orderly=True),
+    pull("pull-staged-two", faults=1, staged=True, transfers=2, kinds=STAGED_KINDS, orderly=True),
+    push("push-staged-two", faults=1, staged=True, transfers=2, kinds=STAGED_KINDS, orderly=True),
     pull("pull-staged-late", faults=2, staged=True, batches=2, kinds=STAGED_KINDS, orderly=True),
     push("push-staged-late", faults=2, staged=True, batches=2, kinds=STAGED_KINDS, orderly=True),
     pull("pull-staged-crashes", faults=2, staged=True, kinds=("slow", "die", "restart"), orderly=True),
@@ -117,6 +117,8 @@ FULL: tuple[Configuration, ...] = (
     pull("pull-1x1-two", faults=2, transfers=2, orderly=True),
     push("push-1x1-two", faults=2, transfers=2, orderly=True),
     *SECOND_USE,
+    pull("pull-staged-two", faults=2, staged=True, transfers=2, kinds=STAGED_KINDS, orderly=True),
+    push("push-staged-two", faults=2, staged=True, transfers=2, kinds=STAGED_KINDS, orderly=True),
     pull("pull-staged-every-order", faults=2, staged=True, batches=2, kinds=STAGED_KINDS),
     push("push-staged-every-order", faults=2, staged=True, kinds=(*STAGED_KINDS, "restart")),
 )
