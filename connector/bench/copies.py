@@ -1,0 +1,305 @@
+"""``dfirst bench copies``: the data path against the engine alone, in one run, turn about.
+
+A row's ratio is its bandwidth, from the request's start to the report that vLLM would take, over that of
+large contiguous copies of as many bytes by the engine alone, between the same processes, just before and
+after.
+"""
+
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from ...protocol.commands import AcceptPush, RemoteEngine, RemoteRank, StartPull
+from ...protocol.messages import TransferKey
+from ...protocol.modes import BLOCKWISE
+from ...protocol.shards import Directory, layout_digest
+from ..rank_loop import StepBegan
+from ..step import StepMetadata
+from .bars import bars
+from .copies_cases import LAYERS, Case, cases
+from .copies_content import content
+from .copies_prefill import serve
+from .copies_rank import directory_of, open_rank, wait_received
+from .copies_reference import PIECES, Reference
+
+STAGING_BYTES = 64 << 20
+SIZE, QUICK_SIZE = 64 << 20, 32 << 20
+ROUNDS, QUICK_ROUNDS = 5, 3
+FLOOR = 0.55
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured of one layout. Rates are bytes a second, of the median round."""
+
+    name: str
+    bytes: int
+    piece_bytes: int
+    """A direct copy's mean run."""
+    rate: float
+    engine_rate: float
+    ratio: float
+    target: float
+    cpu_seconds_per_gb: float
+    engine_cpu_seconds_per_gb: float
+
+
+class Far:
+    """The prefill process."""
+
+    def __init__(self, size: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._here, there = context.Pipe()
+        self._process = context.Process(target=serve, args=(there, size), daemon=True)
+        self._process.start()
+        there.close()
+
+    def __call__(self, name: str, *arguments: object) -> Any:
+        connection: Connection = self._here
+        connection.send((name, arguments))
+        try:
+            return connection.recv()
+        except EOFError as error:
+            raise RuntimeError(f"the prefill process ended at {name}; what it said is above") from error
+
+    def end(self) -> None:
+        """Let it go."""
+        self._here.close()
+        self._process.join(10)
+        if self._process.is_alive():
+            self._process.kill()
+
+
+def run(quick: bool, only: str, json_file: Path | None, plot: Path | None) -> int:
+    """Measure, print and write; return 1 if a row is below the least that is allowed."""
+    chosen = [case for case in cases(quick) if only in case.name]
+    size = QUICK_SIZE if quick else SIZE
+    console = Console()
+    rows: list[Row] = []
+    with _bench(_memory_needed(chosen, size)) as bench:
+        console.print(bench.words())
+        for case in chosen:
+            row = bench.row(case, size, QUICK_ROUNDS if quick else ROUNDS)
+            rows.append(row)
+            console.print(_line(row))
+    console.print(_table(rows))
+    if json_file is not None:
+        document = {"rows": rows, "engine": bench.words()}
+        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(document)))
+    if plot is not None:
+        named = [(row.name, row.ratio, row.target) for row in rows]
+        plot.write_text(bars("Bandwidth of the data path over the engine's own best", named))
+    return int(any(row.ratio < FLOOR for row in rows))
+
+
+def _memory_needed(chosen: list[Case], size: int) -> int:
+    prefill = max(
+        case.bytes_of_rank(case.prefill_tp, case.blocks(size)) * len(case.prefill_ranks) for case in chosen
+    )
+    decode = max(
+        case.bytes_of_rank(case.decode_tp, case.blocks(size)) * len(case.decode_ranks) for case in chosen
+    )
+    return max(prefill, decode, 2 * size)
+
+
+@contextmanager
+def _bench(size: int) -> Iterator["Bench"]:
+    bench = Bench(size)
+    try:
+        yield bench
+    finally:
+        bench.far.end()
+
+
+class Bench:
+    """Both processes and the engine alone between them."""
+
+    def __init__(self, size: int) -> None:
+        self.far = Far(size)
+        self.memory = np.zeros(size, dtype=np.uint8)
+        self.memory[:] = 1
+        self._reference = Reference(self.memory)
+        self._there, self._there_memory = self.far("reference_address")
+        self._pieces = {direction: self._fastest(direction, size) for direction in ("read", "write")}
+        self._serial = 0
+
+    def words(self) -> str:
+        """Say what is compared with."""
+        return "the engine alone: " + ", ".join(
+            f"{direction}s of {piece >> 20} MiB" for direction, piece in self._pieces.items()
+        )
+
+    def row(self, case: Case, size: int, rounds: int) -> Row:
+        """Measure one layout."""
+        blocks = case.blocks(size)
+        prefill = self.far("open", case, blocks, STAGING_BYTES)
+        stride = case.bytes_of_rank(case.decode_tp, blocks)
+        base = self.memory.ctypes.data
+        ranks = [
+            open_rank("D", case, case.decode_tp, number, base + number * stride, blocks, STAGING_BYTES)
+            for number in case.decode_ranks
+        ]
+        try:
+            decode = directory_of("D", case, case.decode_tp, ranks, blocks)
+            for rank in ranks:
+                rank.loop.post(StepBegan(StepMetadata(directory=decode)))
+            return self._measured(_Pair(case, blocks, prefill, decode, ranks, self.far), rounds)
+        finally:
+            for rank in ranks:
+                rank.close()
+            self.far("close")
+
+    def _measured(self, pair: "_Pair", rounds: int) -> Row:
+        direction = "read" if pair.case.mode == BLOCKWISE else "write"
+        moved = pair.bytes
+        pair.transfer(self._next())  # first contact, and the pages are touched
+        ours: list[tuple[float, float]] = []
+        engine: list[tuple[float, float]] = []
+        for _ in range(rounds):
+            engine.append(self._timed(lambda: self._engine_alone(direction, moved)))
+            ours.append(self._timed(lambda: pair.transfer(self._next())))
+        engine.append(self._timed(lambda: self._engine_alone(direction, moved)))
+        self.memory[:] = 0
+        pair.transfer(self._next())
+        pair.check(self.memory)
+        taken, alone = (statistics.median(each[0] for each in found) for found in (ours, engine))
+        cpu, alone_cpu = (statistics.median(each[1] for each in found) for found in (ours, engine))
+        return Row(
+            name=pair.case.name,
+            bytes=moved,
+            piece_bytes=pair.piece_bytes,
+            rate=moved / taken,
+            engine_rate=moved / alone,
+            ratio=alone / taken,
+            target=pair.case.target,
+            cpu_seconds_per_gb=cpu / moved * 1e9,
+            engine_cpu_seconds_per_gb=alone_cpu / moved * 1e9,
+        )
+
+    def _timed(self, copy: Callable[[], None]) -> tuple[float, float]:
+        cpu = time.process_time() + self.far("cpu")
+        began = time.perf_counter()
+        copy()
+        taken = time.perf_counter() - began
+        return taken, time.process_time() + self.far("cpu") - cpu
+
+    def _engine_alone(self, direction: str, size: int) -> None:
+        self._seconds(direction, size, self._pieces[direction])
+
+    def _fastest(self, direction: str, size: int) -> int:
+        size = min(size, SIZE)
+        self._seconds(direction, size, PIECES[0])
+        return min(PIECES, key=lambda piece: min(self._seconds(direction, size, piece) for _ in range(3)))
+
+    def _seconds(self, direction: str, size: int, piece: int) -> float:
+        if direction == "read":
+            return self._reference.seconds("read", self._there, self._there_memory, size, piece)
+        here = (self._reference.data_address, self.memory.ctypes.data)
+        taken: float = self.far("reference_write", *here, size, piece)
+        return taken
+
+    def _next(self) -> TransferKey:
+        self._serial += 1
+        return TransferKey(f"bench-{self._serial}", 0)
+
+
+class _Pair:
+    """Both engines of one row."""
+
+    def __init__(
+        self, case: Case, blocks: int, prefill: Directory, decode: Directory, ranks: list[Any], far: Far
+    ) -> None:
+        self.case = case
+        self._prefill, self._decode = prefill, decode
+        self._ranks = ranks
+        self._far = far
+        self._tokens = blocks * case.block_size
+        self._from, self._to = case.table(blocks, 1), case.table(blocks, 2)
+        self.bytes = LAYERS * self._tokens * case.content_bytes * case.moved_heads
+
+    @property
+    def piece_bytes(self) -> int:
+        """The mean run of a direct copy of the first leg."""
+        from ...protocol.copies import copies
+        from ...protocol.plan import plan_pair
+
+        leg = plan_pair(self._prefill, self._decode).request("bench", self._tokens, 0).legs[0]
+        shards = self._prefill.ranks[leg.prefill_rank].shard, self._decode.ranks[leg.decode_rank].shard
+        moved = copies(leg, *shards, self._from, self._to, range(self._tokens))
+        return moved.bytes // max(len(moved), 1)
+
+    def transfer(self, key: TransferKey) -> None:
+        """Move the prompt once."""
+        if self.case.mode == BLOCKWISE:
+            self._far("offer", key, self._from, self._tokens)
+            start = StartPull(
+                key=key,
+                request_id=key.transfer_id,
+                remote=_remote(self._prefill),
+                block_ids=self._to,
+                prompt_tokens=self._tokens,
+                cached_tokens=0,
+            )
+            for rank in self._ranks:
+                rank.step(start)
+        else:
+            accept = AcceptPush(
+                key=key,
+                request_id=key.transfer_id,
+                block_ids=self._to,
+                prompt_tokens=self._tokens,
+                cached_tokens=0,
+            )
+            for rank in self._ranks:
+                rank.step(accept)
+            self._far("push", key, _remote(self._decode), self._from, self._tokens)
+        wait_received(self._ranks, key)
+
+    def check(self, memory: Any) -> None:
+        """Compare every byte that should have come with what P has; raise ``RuntimeError`` if one differs."""
+        case = self.case
+        for rank in self._ranks:
+            here = rank.entry.shard
+            got = content(memory, here, self._to, range(here.kv_head_count))
+            wanted = self._far("content", self._from, here.first_kv_head, here.kv_head_count)
+            if not np.array_equal(got, wanted):
+                raise RuntimeError(f"{case.name}: bytes on decode rank {rank.entry.rank} are not those of P")
+
+
+def _remote(engine: Directory) -> RemoteEngine:
+    ranks = tuple(RemoteRank(entry.host, entry.port, entry.incarnation) for entry in engine.ranks)
+    return RemoteEngine(engine.engine_id, layout_digest(engine), ranks)
+
+
+def _line(row: Row) -> str:
+    mark = "" if row.ratio >= row.target else f"  (asked for: {row.target:.2f})"
+    return f"{row.ratio:5.2f}  {row.rate / 1e9:5.2f} of {row.engine_rate / 1e9:4.2f} GB/s  {row.name}{mark}"
+
+
+def _table(rows: list[Row]) -> Table:
+    table = Table(title="The data path against the engine alone")
+    columns = ("layout", "MiB", "direct piece", "GB/s", "engine", "ratio", "asked", "CPU s/GB", "engine's")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "layout" else "right")
+    for row in rows:
+        table.add_row(
+            row.name,
+            f"{row.bytes / 2**20:.0f}",
+            f"{row.piece_bytes / 1024:.1f} KiB",
+            f"{row.rate / 1e9:.2f}",
+            f"{row.engine_rate / 1e9:.2f}",
+            f"{row.ratio:.2f}",
+            f"{row.target:.2f}",
+            f"{row.cpu_seconds_per_gb:.2f}",
+            f"{row.engine_cpu_seconds_per_gb:.2f}",
+        )
+    return table
