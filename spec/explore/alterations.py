@@ -33,13 +33,13 @@ CLASSES: dict[str, Any] = {
     "decode_request": DecodeRequest,
     "prefill_request": PrefillRequest,
 }
+PULL, PUSH, BOTH = ("pull",), ("push",), ("pull", "push")
 MODES = {
-    "decode_blockwise": ("pull",),
-    "prefill_blockwise": ("pull",),
-    "decode_layerwise": ("push",),
-    "prefill_layerwise": ("push",),
+    "decode_blockwise": PULL,
+    "prefill_blockwise": PULL,
+    "decode_layerwise": PUSH,
+    "prefill_layerwise": PUSH,
 }
-BOTH = ("pull", "push")
 Change = Callable[[Habits], AbstractContextManager[None]]
 
 

@@ -7,7 +7,7 @@ from .post import ANYONE, ROUTER_SITE, Letter, Post
 from .ranks import DEAD, PASS, Ranks
 from .requests import Requests
 from .sites import Sites
-from .state import Draft
+from .state import MUTE, Draft
 
 ROUTER_SENDER = Sender("router", -1, "r")
 
@@ -47,6 +47,10 @@ class Calamities:
             )
             draft.net.append(self.post.write(Letter(ROUTER_SITE, 0, site, ANYONE, message)) * 2)
 
+    def mute(self, draft: Draft, site: int) -> None:
+        """From now on nothing arrives of what a rank sends."""
+        draft.marks |= MUTE << site
+
     def die(self, draft: Draft, engine: int) -> None:
         """An engine's processes end and never come back."""
         self._crash(draft, engine)
@@ -68,7 +72,7 @@ class Calamities:
         for site in self.sites.of_engine[engine]:
             draft.queues[site] = ()
             draft.reports[site] = ()
-            draft.marks &= ~(2 << site)
+            draft.marks &= ~(2 << site | MUTE << site)
         self.memory.crashed(draft, engine)
         self.requests.crashed(draft, engine)
 

@@ -36,6 +36,8 @@ PARKED, LEASES, LEASE_NUMBER, LEASE_GRANT, LEASE_PARTS, LEASE_SLOT = 9, 10, 5, 6
 """Places in the tuples of a leg, an owner's transfer and a lease."""
 TRANSFER_STATE = 2
 EPSILON = 1e-9
+LONG_OVER = -1.0
+"""Further back no end of a lease differs from another: more than one step of a coarse clock."""
 ENDED = ("DONE_SENDING", "DONE_RECEIVING", "FAILED", "FREED")
 """States of an owner's transfer in which no word changes anything any more."""
 DRAWN_FROM = 40
@@ -124,7 +126,7 @@ def _leg(leg: MoverLeg, now: float) -> Code:
         asked = tuple((number, at - now) for number, at in leg.asked.items())
     number = leg.number if leg.state in ("METADATA_QUERY", "COPYING", "DRAINING") else 0
     grant = leg.grant if leg.state == "COPYING" else 0
-    until = max(leg.lease_until - now, 0.0) if leg.state == "COPYING" else 0.0
+    until = max(leg.lease_until - now, LONG_OVER) if leg.state == "COPYING" else 0.0
     word = leg.last_word if leg.state == "DONE_UNACKED" else None
     failed = "failed" if leg.failure else ""
     return (

@@ -34,7 +34,7 @@ def explore(
     """
     from rich.console import Console
 
-    from .mutants import hunt
+    from .hunting import hunt
     from .run import explore as visit
     from .run import replay_file
 

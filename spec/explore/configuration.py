@@ -20,13 +20,15 @@ STEADY = Timing(
     transfer_deadline_seconds=28.0,
     done_retry_seconds=4.0,
     farewell_seconds=10.0,
-    tombstone_seconds=16.0,
+    tombstone_seconds=24.0,
     copy_timeout_seconds=4.0,
     quarantine_seconds=8.0,
     stall_allowance_seconds=4.0,
     clock_step_seconds=0.5,
     clock_drift_ratio=0.25,
 )
+
+SWAPPED = {"prefill_rate": FAST, "decode_rate": SLOW}
 
 NETWORK = ("lose", "repeat", "delay")
 COPIES = ("slow", "break", "suspend")
@@ -64,6 +66,8 @@ class Configuration:
     """Whether the two engines serve different models."""
     disagree: bool = False
     """Whether the two engines were told prompts of different lengths."""
+    coarse: bool = False
+    """Whether what a mover reads from its clock before it begins a batch is one clock step old."""
     all_cached: bool = False
     """Whether D has the whole prompt cached and reads nothing."""
     bound_steps: int = 8
@@ -72,8 +76,12 @@ class Configuration:
     """L1: steps of time after which vLLM must have everything that it waits for once faults stop."""
     mild_bounds_steps: tuple[int, ...] = (0, 2)
     """Steps of time after which vLLM must have everything that it waits for, where nothing has come that only
-    a time-out ends, but so many messages lost, repeated or late. Nor may such a transfer fail (rule R9).
+    a time-out ends, but so many messages lost, repeated or late.
     """
+    harmless_faults: int = 1
+    """So many messages lost, repeated or late must not fail a transfer (rule R9)."""
+    told_apart: bool = False
+    """Whether states that met other kinds of faults are other states, so that each kind has its bounds."""
     orderly: bool = False
     """Whether letters and steps come in one fixed order, and another order is one more fault (a reordering).
     Otherwise every order is explored at no cost."""

@@ -9,12 +9,19 @@ from dfirst.protocol.binding import effect, guard
 from dfirst.protocol.commands import LegKey
 from dfirst.protocol.mover_leg import MoverLeg
 from dfirst.protocol.rank import RankCore
-from dfirst.protocol.specification import TransitionSpec, load_machine
+from dfirst.protocol.specification import SAME_STATE, TransitionSpec, load_machine
 from msgspec.structs import replace
 
 from .alterations import CLASSES, Change, machine, patched, unarmed
 from .memory import Habits
-from .misdeeds import always, start_without_blocks, take_any
+from .misdeeds import (
+    always,
+    ask_and_start,
+    ended_at_end,
+    runs_at_end,
+    start_without_blocks,
+    take_any,
+)
 
 Method = Callable[..., Any]
 
@@ -65,6 +72,20 @@ def with_rows(name: str, *rows: TransitionSpec) -> AbstractContextManager[None]:
     spec = load_machine(name)
     kept = tuple(row for row in spec.transitions if row.id not in {new.id for new in rows})
     return machine(name, replace(spec, transitions=(*rows, *kept)))
+
+
+def added(name: str, source: str, event: str, *effects: str) -> Change:
+    """A row that the machine must not have."""
+
+    @contextmanager
+    def change(_habits: Habits) -> Iterator[None]:
+        row = TransitionSpec(
+            id="added", source=source, event=event, target=SAME_STATE, reason="", effects=effects
+        )
+        with with_rows(name, row):
+            yield
+
+    return change
 
 
 def habit(name: str) -> Change:
@@ -121,6 +142,38 @@ def refused_used() -> Change:
             patched(MoverLeg, "take_lease", effect(take_any)),
             patched(MoverLeg, "start_copies", effect(start_without_blocks)),
             with_rows("mover_leg", replace(refused, target="COPYING", effects=effects)),
+        ):
+            yield
+
+    return change
+
+
+def hinted() -> Change:
+    """Copies begin with the question, without a grant."""
+
+    @contextmanager
+    def change(_habits: Habits) -> Iterator[None]:
+        spec = load_machine("mover_leg")
+        opened = next(row for row in spec.transitions if row.id == "ML1")
+        copying = replace(opened, target="COPYING", effects=("send_query", "tell_transfer"))
+        with (
+            patched(MoverLeg, "send_query", effect(ask_and_start)),
+            with_rows("mover_leg", copying),
+        ):
+            yield
+
+    return change
+
+
+def last_moment() -> Change:
+    """The mover still acts at the very end of its lease."""
+
+    @contextmanager
+    def change(_habits: Habits) -> Iterator[None]:
+        with (
+            patched(RankCore, "lease_runs", runs_at_end),
+            patched(MoverLeg, "ended_in_time", guard(ended_at_end)),
+            machine("mover_leg", load_machine("mover_leg")),
         ):
             yield
 

@@ -1,33 +1,31 @@
-"""``dfirst explore --mutants``: one mistake at a time, and whether the exploration notices it.
+"""One mistake at a time, and whether the exploration notices it.
 
-A mutant is tried on the smallest worlds first, until one shows that a rule is broken. Each world is
-explored without a mistake before, and how long things take to end there is the bound for rule L1. An event
-for which the spec has no word (rule F3) counts only where no other rule is broken in the same
-world.
+A mutant is tried on one world after the other, small ones first, until a rule is broken. Each world is
+explored without a mistake before: which rows it takes, and how long everything takes to end there after the
+same faults, which is the bound for rule L1. That an event came for which the spec has no word (rule F3)
+counts only where no world shows more than that.
 """
 
-import json
-import multiprocessing
 import time
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+import msgspec
 
 from .alterations import Mutant, spec_mutants
 from .configuration import Configuration
 from .memory import Habits
 from .mistakes import mistakes
-from .run import workers
-from .search import Search
+from .search import Bounds, Search
 from .world import World
 from .worlds import HUNT
+
+WORLD_LIMIT, MUTANT_LIMIT, MORE_LIMIT = 400_000, 2_000_000, 250_000
+"""States of one world, and of all of them, after which a mutant counts as not noticed there; and of all of
+them, where an event without a word was noticed already.
+"""
 
 
 class Measure(NamedTuple):
@@ -37,14 +35,13 @@ class Measure(NamedTuple):
     """Steps of time until all has ended."""
     wait_steps: int
     """Until vLLM waits for nothing."""
-    mild_steps: int
-    """The same, where one letter was lost."""
+    bounds: Bounds
+    """The first two, for each set of faults."""
     rows: frozenset[str]
     """The rows that are taken."""
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """How a mutant fared."""
 
     name: str
@@ -52,123 +49,98 @@ class Verdict:
     rule: str
     """The rule that it broke; empty if nothing was noticed."""
     text: str
+    """How it showed."""
     world: str
     states: int
+    """Visited in all worlds that were tried."""
     seconds: float
+    """Of CPU time."""
 
 
-def all_mutants() -> list[Mutant]:
-    """Return every mutant there is."""
-    return [*mistakes(), *spec_mutants()]
+@cache
+def all_mutants() -> dict[str, Mutant]:
+    """Return every mutant there is, by its name."""
+    found = [*mistakes(), *spec_mutants()]
+    named = {mutant.name: mutant for mutant in found}
+    if len(named) < len(found):
+        raise ValueError("two mutants have the same name")
+    return named
 
 
 def named_change(name: str, habits: Habits) -> AbstractContextManager[None]:
     """Return the change of a mutant to be made; no change for no name."""
     if not name:
         return nullcontext()
-    found = [mutant for mutant in all_mutants() if mutant.name == name]
-    if not found:
+    if name not in all_mutants():
         raise ValueError(f"there is no mutant {name!r}")
-    return found[0].change(habits)
+    return all_mutants()[name].change(habits)
 
 
-def hunt(only: str, json_file: Path | None, console: Console) -> bool:
-    """Try all mutants whose name holds ``only``; return whether each was noticed."""
-    started = time.monotonic()
-    names = [mutant.name for mutant in all_mutants() if only in mutant.name]
-    if not names:
-        raise ValueError(f"no mutant's name holds {only!r}")
-    verdicts = _hunted(names, console)
-    console.print(_table(verdicts))
-    survivors = [verdict for verdict in verdicts if not verdict.rule]
-    seconds = time.monotonic() - started
-    console.print(f"{len(verdicts)} mutants, {len(survivors)} not noticed, {seconds:.0f} s")
-    if json_file is not None:
-        rows = [verdict.__dict__ for verdict in verdicts]
-        json_file.write_text(json.dumps({"survivors": len(survivors), "mutants": rows}, indent=2) + "\n")
-    return not survivors
-
-
+@cache
 def measured(configuration: Configuration) -> Measure:
-    """Return how long things take to end in a world without mistakes."""
-    patient = replace(configuration, bound_steps=99, wait_bound_steps=99, mild_bounds_steps=(99, 99))
+    """Return what a world does without mistakes. Raises ``ValueError`` if a rule is broken all the same."""
+    patient = replace(
+        configuration, told_apart=True, bound_steps=99, wait_bound_steps=99, mild_bounds_steps=()
+    )
     result = Search(World(patient)).run()
-    if result.found is not None:
-        raise ValueError(f"{configuration.name} breaks {result.found.rule} without any mistake")
-    return Measure(result.steps, result.wait_steps, result.mild_steps, frozenset(result.rows))
+    if result.found is not None or not result.complete:
+        text = f"{result.found.rule}: {result.found.text}" if result.found else "too many states"
+        raise ValueError(f"{configuration.name} is broken without any mistake: {text}")
+    return Measure(result.steps, result.wait_steps, result.bounds, frozenset(result.rows))
 
 
-def tried(name: str, bounds: dict[str, Measure]) -> Verdict:
-    """Try one mutant, in this process."""
-    mutant = next(mutant for mutant in all_mutants() if mutant.name == name)
-    started = time.monotonic()
-    states, rule, text, where = 0, "", "no world takes it", ""
-    for configuration in HUNT:
-        measure = bounds[configuration.name]
-        if not configuration.name.startswith(mutant.modes):
-            continue
+def tried(name: str, first: str = "") -> Verdict:
+    """Try one mutant, in this process; ``first`` names the world to begin with."""
+    mutant = all_mutants()[name]
+    started = time.process_time()
+    states, verdict = 0, ("", "no world takes it", "")
+    for configuration in _worlds_for(mutant, first):
+        measure = measured(configuration)
         if mutant.rows and not mutant.rows & measure.rows:
             continue
-        configuration = replace(
-            configuration,
-            bound_steps=measure.steps,
-            wait_bound_steps=measure.wait_steps,
-            mild_bounds_steps=(0, measure.mild_steps),
-        )
         habits = Habits()
         with mutant.change(habits):
-            rule, text, seen = _noticed(configuration, habits)
+            rule, text, seen = _noticed(configuration, measure, habits)
         states += seen
-        if rule:
-            where = configuration.name
+        if rule and (rule != "F3" or not verdict[0]):
+            verdict = (rule, text, configuration.name)
+        elif not verdict[0]:
+            verdict = ("", text, "")
+        if (rule and rule != "F3") or states > (MORE_LIMIT if verdict[0] else MUTANT_LIMIT):
             break
-    return Verdict(name, mutant.about, rule, text, where, states, time.monotonic() - started)
+    rule, text, world = verdict
+    seconds = round(time.process_time() - started, 2)
+    return Verdict(
+        name=name, about=mutant.about, rule=rule, text=text, world=world, states=states, seconds=seconds
+    )
 
 
-def _noticed(configuration: Configuration, habits: Habits) -> tuple[str, str, int]:
-    world = World(configuration, habits)
+def _worlds_for(mutant: Mutant, first: str) -> list[Configuration]:
+    """Return the worlds that may notice it: the one that is named, then small ones before larger ones."""
+
+    def size(configuration: Configuration) -> tuple[int, int, int, bool]:
+        things = configuration.transfers * configuration.ranks * configuration.batches
+        return configuration.faults, things, len(configuration.kinds), not configuration.orderly
+
+    fit = [configuration for configuration in HUNT if configuration.name.startswith(mutant.modes)]
+    return sorted(fit, key=lambda each: (each.name != first, *size(each)))
+
+
+def _noticed(configuration: Configuration, measure: Measure, habits: Habits) -> tuple[str, str, int]:
+    """Return the rule that is broken, how, and how many states were visited."""
+    bounded = replace(
+        configuration,
+        told_apart=True,
+        bound_steps=measure.steps,
+        wait_bound_steps=measure.wait_steps,
+        mild_bounds_steps=(),
+        limit=WORLD_LIMIT,
+    )
+    world = World(bounded, habits)
     world.watcher.strict = False
-    result = Search(world).run()
+    result = Search(world, bounds=measure.bounds).run()
     if result.found is not None:
         return result.found.rule, result.found.text, result.states
     if world.watcher.unexpected:
         return "F3", sorted(world.watcher.unexpected)[0], result.states
-    return "", "", result.states
-
-
-def _hunted(names: Sequence[str], console: Console) -> list[Verdict]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    context = multiprocessing.get_context("spawn")
-    found: dict[str, Verdict] = {}
-    with (
-        ProcessPoolExecutor(workers(), context) as pool,
-        Progress(*columns, console=console, transient=True) as progress,
-    ):
-        task = progress.add_task("worlds without mistakes", total=len(names))
-        bounds = dict(zip((each.name for each in HUNT), pool.map(measured, HUNT), strict=True))
-        for future in as_completed([pool.submit(tried, name, bounds) for name in names]):
-            verdict = future.result()
-            found[verdict.name] = verdict
-            survivors = sum(1 for each in found.values() if not each.rule)
-            progress.update(task, advance=1, description=f"mutants ({survivors} not noticed)")
-            if not verdict.rule:
-                told = f"not noticed: {verdict.name} ({verdict.about}) {verdict.text}"
-                console.print(told, highlight=False)
-    return [found[name] for name in names]
-
-
-def _table(verdicts: Sequence[Verdict]) -> Table:
-    table = Table(box=None, header_style="bold")
-    for title in ("mutant", "what", "breaks", "in world"):
-        table.add_column(title, no_wrap=True)
-    table.add_column("states", justify="right")
-    table.add_column("how it shows", overflow="fold")
-    for verdict in verdicts:
-        rule = verdict.rule or "NOT NOTICED"
-        table.add_row(verdict.name, verdict.about, rule, verdict.world, f"{verdict.states:,}", verdict.text)
-    return table
+    return "", "" if result.complete else "too many states", result.states

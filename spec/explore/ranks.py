@@ -8,6 +8,7 @@ states affordable.
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
+from dfirst.protocol.binding import Observer
 from dfirst.protocol.commands import (
     Collected,
     Command,
@@ -19,32 +20,19 @@ from dfirst.protocol.commands import (
     PartWanted,
 )
 from dfirst.protocol.effects import Effect, PartReady, Reply, Report, Send, StageBlocks, StartCopies
-from dfirst.protocol.messages import (
-    Cancel,
-    Done,
-    Gone,
-    Layout,
-    Message,
-    Metadata,
-    Query,
-    Renew,
-    Stage,
-    Staged,
-    Stopped,
-)
+from dfirst.protocol.messages import Layout, Message
 from dfirst.protocol.peers import PeerBook
 from dfirst.protocol.rank import RankCore
 from dfirst.protocol.specification import TransitionSpec
 from dfirst.protocol.stages import Slot
 
+from .answers import Answers, Reaction, check_forgotten, check_parked, check_states, lease_ends
 from .codec import (
     KNOWN,
-    LEASE_PARTS,
     LEASE_SLOT,
     LEASES,
     MOVERS,
     OWNERS,
-    PARKED,
     RENEWALS,
     TIMERS,
     TRANSFER_STATE,
@@ -70,6 +58,8 @@ class Step(NamedTuple):
     effects: tuple[tuple[Any, ...], ...]
     gave_up: bool = False
     """Whether the query time-out ended a wait."""
+    ran_out: bool = False
+    """Whether a mover's lease has run out."""
 
 
 class LegSite(NamedTuple):
@@ -89,13 +79,13 @@ class Watcher:
 
     def __init__(self) -> None:
         self.rows: set[str] = set()
-        self.just_taken: list[str] = []
+        self.just_taken: list[tuple[str, str]] = []
         self.unexpected: set[str] = set()
         self.strict = True
 
     def stepped(self, entity: Any, row: TransitionSpec, source: str) -> None:
         self.rows.add(row.id)
-        self.just_taken.append(row.event)
+        self.just_taken.append((entity.machine.spec.name, row.event))
 
     def unheard(self, entity: Any, event: str, expected: bool) -> None:
         if not expected:
@@ -105,6 +95,14 @@ class Watcher:
                 raise Violation("F3", text)
 
 
+class Unheard:
+    """Hears of the steps that a core takes on the side."""
+
+    def stepped(self, entity: Any, row: TransitionSpec, source: str) -> None: ...
+
+    def unheard(self, entity: Any, event: str, expected: bool) -> None: ...
+
+
 class Ranks:
     """All situations of all cores of one world."""
 
@@ -112,6 +110,7 @@ class Ranks:
         self.sites = sites
         self.post = post
         self.watcher = watcher
+        self.answers = Answers(sites, self._ask)
         self.codes: list[Code] = []
         self.site: list[int] = []
         self.incarnation: list[int] = []
@@ -121,6 +120,8 @@ class Ranks:
         """Whether every transfer is freed or forgotten."""
         self.empty: list[bool] = []
         """Whether nothing of any transfer is remembered."""
+        self.doomed: list[bool] = []
+        """Whether a transfer is known here to be lost."""
         self.commands: list[Command] = []
         self.legs: list[LegSite] = []
         self.numbers: list[CoreNumbers] = []
@@ -169,7 +170,8 @@ class Ranks:
         found = self._runs.get((core, leg))
         if found is None:
             made = self.revive(core)
-            found = self._runs[core, leg] = made.lease_runs(self.legs[leg].key, made.now)
+            old = made.timing.clock_step_seconds if self.sites.configuration.coarse else 0.0
+            found = self._runs[core, leg] = made.lease_runs(self.legs[leg].key, made.now - old)
         return found
 
     def renamed(self, core: int, thread: int, renaming: Renaming) -> int:
@@ -183,7 +185,7 @@ class Ranks:
             found = self._renamed[known] = self._number(site, incarnation, code)
         return found
 
-    def revive(self, core: int, own_book: bool = False) -> RankCore:
+    def revive(self, core: int, own_book: bool = False, observer: Observer | None = None) -> RankCore:
         """Return a core as a living object, at time 0."""
         site, incarnation, code = self.site[core], self.incarnation[core], self.codes[core]
         book = self._book(site, incarnation, code[KNOWN])
@@ -191,7 +193,8 @@ class Ranks:
             book = _copied(book)
         timing = self.sites.configuration.timing
         slots = ONE_SLOT if self.sites.configuration.staged else ()
-        return decode(code, timing, self.sites.sender(site, incarnation), book, self.watcher, slots)
+        sender = self.sites.sender(site, incarnation)
+        return decode(code, timing, sender, book, observer or self.watcher, slots)
 
     def _take(self, core: int, event: tuple[int, ...]) -> Step:
         layout = event[0] == HEAR and isinstance(self.post.letters[event[1]].message, Layout)
@@ -208,53 +211,39 @@ class Ranks:
         except Exception as error:
             raise Violation("F3", f"the core ended with {type(error).__name__}: {error}") from error
         number = self._keep(core, made)
-        if event[0] == HEAR:
-            self._check_answer(core, number, self.post.letters[event[1]].message, effects)
-        self._check_parked(core, number, effects)
-        gave_up = "silence" in self.watcher.just_taken
-        return Step(number, self._effects(core, effects), gave_up)
+        self._check(event, core, number, effects)
+        taken = self.watcher.just_taken
+        gave_up = any(event == "silence" for _, event in taken)
+        ran_out = ("mover_leg", "lease_end") in taken
+        return Step(number, self._effects(core, effects), gave_up, ran_out)
 
     def _check_leases(self, core: int) -> None:
         """When time goes on, no mover goes on in a lease that has run out."""
-        if not self.due[core] and any(until <= 0 for until in _lease_ends(self.codes[core]).values()):
+        if not self.due[core] and any(until <= 0 for until in lease_ends(self.codes[core]).values()):
             name = self.sites.names[self.site[core]]
             raise Violation("R2", f"{name} goes on with copies after the end of its lease")
 
-    def _check_answer(self, core: int, became: int, message: Message, effects: list[Effect]) -> None:
-        """What was meant for another incarnation changes nothing and is told so; last words are answered."""
-        said = {type(effect.message).__name__ for effect in effects if isinstance(effect, Send | Reply)}
-        name = self.sites.names[self.site[core]]
-        meant = getattr(message, "target_incarnation", None)
-        mine = self.sites.sender(self.site[core], self.incarnation[core]).incarnation
-        if meant is not None and meant != mine:
-            if became != core:
-                raise Violation("S5", f"{type(message).__name__} for {meant} changes something at {mine}")
-            if isinstance(message, Query | Renew) and not said & {"Gone", "Renewed"}:
-                raise Violation("R6", f"{name} does not say that {meant} is gone")
-        before, after = _lease_ends(self.codes[core]), _lease_ends(self.codes[became])
-        if any(after.get(leg, until) < until for leg, until in before.items()):
-            raise Violation("R1", f"{type(message).__name__} moves the end of a lease back at {name}")
-        if isinstance(message, Metadata) and message.sequence in _asked(self.codes[core], message):
-            asking = _asked(self.codes[became], message)
-            if asking and "Query" not in said:
-                raise Violation("R9", f"{name} does not ask again at once for a grant that was too short")
-        if isinstance(message, Stage) and self._refused(effects) and _has_room(self.codes[core], message):
-            raise Violation("R9", f"{name} has a slot and does not lend it")
-        if isinstance(message, Done | Stopped | Cancel) and "Ack" not in said:
-            raise Violation("R8", f"{name} does not acknowledge {type(message).__name__}")
+    def _ask(self, core: int, message: Message) -> list[Message]:
+        """Return what a core would answer to a message; nobody hears of it."""
+        made = self.revive(core, observer=Unheard())
+        effects = made.handle(MessageReceived(message, b"aside.0"), 0.0)
+        return [effect.message for effect in effects if isinstance(effect, Send | Reply)]
 
-    @staticmethod
-    def _refused(effects: list[Effect]) -> bool:
-        answers = (effect.message for effect in effects if isinstance(effect, Reply))
-        return any(isinstance(answer, Staged) and not answer.slot_places for answer in answers)
-
-    def _check_parked(self, core: int, became: int, effects: list[Effect]) -> None:
-        """Who was told to wait for blocks that will not come hears it at once."""
-        answers = sum(isinstance(effect, Reply) and isinstance(effect.message, Gone) for effect in effects)
-        over = {owner[1] for owner in self.codes[became][OWNERS] if owner[TRANSFER_STATE] == "FREED"}
-        waited = [owner for owner in self.codes[core][OWNERS] if owner[TRANSFER_STATE] == "PARKED"]
-        if sum(len(owner[PARKED]) for owner in waited if owner[1] in over) > answers:
-            raise Violation("R9", f"{self.sites.names[self.site[core]]} forgets a question that is parked")
+    def _check(self, event: tuple[int, ...], core: int, became: int, effects: list[Effect]) -> None:
+        """Hold a step against the rules that speak of single steps."""
+        site = self.site[core]
+        sender = self.sites.sender(site, self.incarnation[core])
+        reaction = Reaction(core, became, self.codes[core], self.codes[became], effects)
+        check_parked(self.sites.names[site], reaction)
+        if event[0] == HEAR:
+            self.answers.check_heard(site, sender, reaction, self.post.letters[event[1]].message)
+        elif event[0] == TELL:
+            self.answers.check_told(site, sender, reaction, self.commands[event[1]])
+        elif event[0] == TAKEN:
+            self.answers.check_collected(site, sender, reaction, self.sites.keys[event[1]])
+        elif event[0] == TICK:
+            check_forgotten(self.sites.names[site], reaction)
+            self.answers.check_released(site, sender, reaction)
 
     def _event(self, event: tuple[int, ...]) -> CoreEvent:
         kind, number = event[:2]
@@ -330,6 +319,7 @@ class Ranks:
         known = (site, incarnation, code)
         number = self._ids.get(known)
         if number is None:
+            check_states(self.sites.names[site], code)
             number = self._ids[known] = len(self.codes)
             self.codes.append(code)
             self.site.append(site)
@@ -341,6 +331,7 @@ class Ranks:
             self.due.append(due or any(renewal[5] == 0.0 for renewal in code[RENEWALS]))
             transfers = (*code[MOVERS], *code[OWNERS])
             self.empty.append(not transfers and not code[RENEWALS] and not timers)
+            self.doomed.append(_doomed(code))
             freed = all(transfer[TRANSFER_STATE] == "FREED" for transfer in transfers)
             self.over.append(freed and not _slot_lent(code))
         return number
@@ -356,27 +347,16 @@ class Ranks:
         return book
 
 
-def _asked(code: Code, answer: Metadata) -> list[int]:
-    """Return the numbers of the questions that this answer's owner has not answered."""
-    legs = (leg for mover in code[MOVERS] if mover[1] == answer.key for leg in mover[-1])
-    return [number for leg in legs if leg[0].incarnation == answer.sender.incarnation for number, _ in leg[5]]
-
-
-def _lease_ends(code: Code) -> dict[Any, float]:
-    """Return the end of each lease under which a mover copies."""
-    legs = ((mover[1], leg) for mover in code[MOVERS] for leg in mover[-1])
-    return {(key, leg[0]): leg[4] for key, leg in legs if leg[3] == "COPYING"}
+def _doomed(code: Code) -> bool:
+    """Return whether a leg has failed, or a lease ended without DONE."""
+    failed = any(leg[8] for mover in code[MOVERS] for leg in mover[-1])
+    return failed or any(
+        lease[1] in ("STOPPED", "EXPIRED") for owner in code[OWNERS] for lease in owner[LEASES]
+    )
 
 
 def _slot_lent(code: Code) -> bool:
     return any(lease[LEASE_SLOT] for owner in code[OWNERS] for lease in owner[LEASES])
-
-
-def _has_room(code: Code, stage: Stage) -> bool:
-    """Return whether no slot is lent and this part was not refused before."""
-    leases = [lease for owner in code[OWNERS] for lease in owner[LEASES]]
-    known = {sequence for lease in leases for _, (sequence, _) in lease[LEASE_PARTS]}
-    return not _slot_lent(code) and stage.sequence not in known
 
 
 def _packed(number: int) -> bytes:

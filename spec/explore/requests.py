@@ -150,8 +150,8 @@ class Requests:
         story = draft.stories[key]
         name = f"p{key}.{story[P_NUMBER]}"
         self._call(draft, P, "seen", P, key, name, story[OFFERED])
+        self._call(draft, P, "allocated", name, False)
         if self.layerwise:
-            self._call(draft, P, "allocated", name, False)
             self._tell(draft, key, on_p=RUNNING, computed=0)
             return
         self._call(draft, P, "finished", name, True)
@@ -272,6 +272,11 @@ class Requests:
                 self._tell(draft, key, on_d=OVER)
             elif story[ON_P] != IDLE or not self.configuration.prefill_first:
                 self._tell(draft, key, on_p=OVER)
+
+    @staticmethod
+    def aborting(state: State) -> bool:
+        """Return whether vLLM waits for the blocks of an aborted request."""
+        return any(story[ON_D] == ABORTING for story in state.stories)
 
     def waiting(self, state: State) -> list[str]:
         """Return what vLLM still waits for."""

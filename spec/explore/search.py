@@ -15,7 +15,7 @@ from hashlib import blake2b
 
 from .bytes_check import check_bytes
 from .configuration import Configuration
-from .state import HARSH, LATE, Action, State
+from .state import HARSH, LATE, NAMES_FROM, SLOWED, Action, State
 from .telling import Line, sentence, tell
 from .violation import Violation
 from .world import World
@@ -25,6 +25,10 @@ REPORT_EVERY = 4096
 
 Progress = Callable[[int, int, int], None]
 """Hears of states, transitions and depth from time to time."""
+Circumstances = tuple[int, int, bool]
+"""What a state has met (its marks), how many faults, and whether a transfer in it is given up."""
+Bounds = dict[Circumstances, tuple[int, int]]
+"""Steps of time, once faults stop, until all has ended, and until vLLM waits for nothing."""
 
 
 @dataclass
@@ -56,15 +60,19 @@ class Result:
     wait_steps: int = 0
     """The longest time that vLLM had to wait once faults had stopped."""
     mild_steps: int = 0
+    bounds: Bounds = field(default_factory=dict)
+    """The longest of these times, by what had been met."""
     complete: bool = True
 
 
 class Search:
     """One exploration."""
 
-    def __init__(self, world: World, progress: Progress | None = None) -> None:
+    def __init__(self, world: World, progress: Progress | None = None, bounds: Bounds | None = None) -> None:
+        """``bounds`` are held besides those of the configuration: what other circumstances may take."""
         self.world = world
         self.progress = progress
+        self.bounds = bounds or {}
         self.numbers: dict[bytes, int] = {}
         self.parents = array("I")
         self.places = array("H")
@@ -74,6 +82,8 @@ class Search:
         self.served = bytearray()
         self.forgotten = bytearray()
         self.mild = bytearray()
+        self.met: list[Circumstances] = []
+        self._met: dict[Circumstances, Circumstances] = {}
         self.result = Result(world.configuration)
 
     def run(self) -> Result:
@@ -152,14 +162,17 @@ class Search:
         used = self.world.configuration.faults - state.left
         self.forgotten.append(all(core < 0 or self.world.ranks.empty[core] for core in state.cores))
         self.served.append(not self.world.requests.waiting(state))
-        self.mild.append(255 if state.marks & (HARSH | LATE) else used)
+        self.mild.append(255 if state.marks & (HARSH | LATE | SLOWED) else used)
+        met = (state.marks >> NAMES_FROM, used, self.world.given_up(state))
+        self.met.append(self._met.setdefault(met, met))
         return number
 
     # Rule L1
 
     def _check_ends(self) -> None:
         configuration = self.world.configuration
-        for number, taken in enumerate(self._steps_to(self.ended)):
+        ends = self._steps_to(self.ended)
+        for number, taken in enumerate(ends):
             if taken < 0:
                 raise _Stop(self._unended(number, "this never ends once faults stop"))
             self.result.steps = max(self.result.steps, taken)
@@ -169,12 +182,14 @@ class Search:
         for number, taken in enumerate(self._steps_to(self.forgotten)):
             if taken < 0:
                 raise _Stop(self._unended(number, "what has ended is never forgotten"))
-        self._check_waits()
+        waits = self._steps_to(self.served)
+        self._check_waits(waits)
+        self._check_circumstances(ends, waits)
 
-    def _check_waits(self) -> None:
+    def _check_waits(self, waits: list[int]) -> None:
         configuration, result = self.world.configuration, self.result
         bounds = configuration.mild_bounds_steps
-        for number, taken in enumerate(self._steps_to(self.served)):
+        for number, taken in enumerate(waits):
             used = self.mild[number]
             if used >= len(bounds):
                 result.wait_steps = max(result.wait_steps, taken)
@@ -186,6 +201,22 @@ class Search:
             if taken > bounds[used]:
                 text = f"vLLM waits {taken} steps of time after {used} lost or late messages, not "
                 raise _Stop(self._unended(number, f"{text}{bounds[used]}"))
+
+    def _check_circumstances(self, ends: list[int], waits: list[int]) -> None:
+        """Everything takes no longer than the same faults make it take in a world without mistakes."""
+        longest = self.result.bounds
+        for number, (end, wait) in enumerate(zip(ends, waits, strict=True)):
+            met = self.met[number]
+            known = self.bounds.get(met)
+            if known is not None and (end > known[0] or wait > known[1]):
+                after = self.world.named_faults(met[0]) or "no fault"
+                words, taken, bound = ("vLLM waits", wait, known[1])
+                if wait <= known[1]:
+                    words, taken, bound = ("this takes", end, known[0])
+                text = f"{words} {taken} steps of time after {after}, not {bound}"
+                raise _Stop(self._unended(number, text))
+            before = longest.get(met, (0, 0))
+            longest[met] = (max(end, before[0]), max(wait, before[1]))
 
     def _steps_to(self, ended: bytearray) -> list[int]:
         """Return for each state how many steps of time pass until all has ended for good; -1 for never."""

@@ -22,7 +22,11 @@ ANNOUNCED, P_LATE, D_LATE, COMPUTE_LATE, TWICE, P_TWICE = 1, 2, 4, 8, 16, 32
 IDLE, RUNNING, DONE, OVER, ABORTING = range(5)
 """Stages of a request. On D, RUNNING is loading; OVER has nothing left that vLLM waits for."""
 FREE, HELD, RELEASED = range(3)
-HARSH, ASKED, LATE, NETTED = 1, 256, 512, 1024
+HARSH, ASKED, LATE, NETTED, SLOWED = 1, 256, 512, 1024, 2048
+MUTE = 1 << 12
+"""Shifted by a site: what it sends is lost."""
+NAMES_FROM = 16
+"""From this bit on, the marks say which kinds of faults have come, where a world keeps them apart."""
 
 
 class State(NamedTuple):
@@ -52,8 +56,8 @@ class State(NamedTuple):
     """Faults that may still come."""
     marks: int
     """``HARSH`` if something came that only a time-out can end, ``ASKED`` if somebody asked for the end,
-    ``LATE`` if a part of the story took its time, ``NETTED`` if the network did something; the bits between:
-    sites whose commands are late."""
+    ``LATE`` if a part of the story took its time, ``NETTED`` if the network did something, ``SLOWED`` if a
+    copy took its time; the bits between: sites whose commands are late, and sites that are mute."""
 
 
 class Draft:

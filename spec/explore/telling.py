@@ -105,12 +105,13 @@ def _other(world: World, state: State, name: str, arguments: list[int]) -> Line:
         site = arguments[0]
         command = world.ranks.commands[state.queues[site][0]]
         return Line(f"{names[site]} is told {type(command).__name__}", site, None)
-    if name in ("timers", "collect", "late_step"):
+    if name in ("timers", "collect", "late_step", "mute"):
         site = arguments[0]
         text = {
             "timers": "{}'s timers fire",
             "collect": "vLLM takes the reports of {}",
             "late_step": "{}'s next step is late",
+            "mute": "what {} sends is lost from now on",
         }[name]
         return Line(text.format(names[site]), site, None)
     if name in ("die", "restart", "suspend"):

@@ -33,7 +33,7 @@ from .ranks import (
 )
 from .requests import Requests
 from .schedulers import Schedulers
-from .sites import D, P, Sites
+from .sites import NAMES, D, P, Sites
 from .state import (
     ASKED,
     GHOST,
@@ -42,8 +42,11 @@ from .state import (
     JOB_SLOW,
     JOB_WANTED,
     LATE,
+    MUTE,
+    NAMES_FROM,
     NETTED,
     NOTHING,
+    SLOWED,
     Action,
     Draft,
     Job,
@@ -61,6 +64,15 @@ POLITE_FAULTS = frozenset(
     )
 )
 """What ends a transfer, or takes no time, without anybody waiting for a time-out."""
+DISORDERED = "another order"
+KINDS = (
+    *("lose", "repeat", "delay", "slow", "break", "suspend P", "suspend D", DISORDERED),
+    *("die P", "die D", "restart P", "restart D", "mute P", "mute D", "cancel P", "cancel D"),
+    *("late", "late_step", "no_decode", "no_prefill", "drop_decode", "cached_decode", "announce_fails"),
+    *("abort_decode", "abort_prefill", "preempt", "prefill_again", "decode_again", "decode_twice"),
+    *("prefill_twice", "give_up", "slow_part", "break_part"),
+)
+"""Kinds of faults that a world may keep apart."""
 
 
 class World:
@@ -77,7 +89,6 @@ class World:
         self.memory = Memory(self.sites, self.ranks, self.habits)
         self.requests = Requests(self.sites, self.ranks, self.schedulers, self.memory)
         self.calamities = Calamities(self.sites, self.ranks, self.post, self.requests)
-        self.bounds = configuration.mild_bounds_steps
         self._kinds = frozenset(configuration.kinds)
         self._polite = POLITE_FAULTS
         if not configuration.layerwise and not configuration.prefill_first:
@@ -194,6 +205,9 @@ class World:
                 found += [(name, engine) for name in ("die", "restart") if name in kinds]
             if state.schedulers[engine] != DEAD and "suspend" in kinds and state.jobs:
                 found.append(("suspend", engine))
+        if "mute" in kinds:
+            cores = enumerate(state.cores)
+            found += [("mute", site) for site, core in cores if core >= 0 and not state.marks & MUTE << site]
         return found
 
     @staticmethod
@@ -220,6 +234,8 @@ class World:
             draft.left -= 1
             if cost == FAULT:
                 draft.marks |= self._mark(action[0])
+            if self.configuration.told_apart:
+                draft.marks |= self._kind(action, cost)
         self._do(draft, action)
         self._name_numbers(draft)
         return draft.freeze()
@@ -229,7 +245,27 @@ class World:
             return NETTED
         if fault in self._polite:
             return ASKED
+        if fault in ("slow", "slow_part"):
+            return SLOWED
         return LATE if fault in ("late", "late_step") else HARSH
+
+    def _kind(self, action: Action, cost: int) -> int:
+        """Return the bit of a kind of fault; what befalls one engine is another kind than the same on the
+        other.
+        """
+        name = str(action[0]) if cost == FAULT else DISORDERED
+        if name == "cancel":
+            name += f" {NAMES[action[2]]}"
+        elif name in ("die", "restart", "suspend"):
+            name += f" {NAMES[action[1]]}"
+        elif name == "mute":
+            name += f" {NAMES[self.sites.engine_of[action[1]]]}"
+        return 1 << (NAMES_FROM + KINDS.index(name))
+
+    @staticmethod
+    def named_faults(bits: int) -> str:
+        """Return which kinds of faults these bits of a state's marks name."""
+        return ", ".join(name for bit, name in enumerate(KINDS) if bits >> bit & 1)
 
     def _do(self, draft: Draft, action: Action) -> None:
         name = action[0]
@@ -318,10 +354,14 @@ class World:
         if step.gave_up and not draft.marks & (HARSH | NETTED):
             name = self.sites.names[site]
             raise Violation("R9", f"{name} gives a peer up that answers, be it with WAIT")
+        if step.ran_out and not draft.marks & (HARSH | NETTED | LATE):
+            name = self.sites.names[site]
+            raise Violation("R1", f"{name} lets a lease run out whose renewals are all answered")
         for effect in step.effects:
             kind, value = effect[0], effect[1]
             if kind == SEND:
-                if self.calamities.reachable(draft, self.post.letters[value]):
+                mute = draft.marks & MUTE << site
+                if not mute and self.calamities.reachable(draft, self.post.letters[value]):
                     draft.net.append(value * 2)
             elif kind == START:
                 self.memory.started(draft, value)
@@ -337,7 +377,8 @@ class World:
     def _report(self, draft: Draft, site: int, key: int, outcome: str, request_id: str) -> None:
         self.memory.released(draft, site, key, outcome)
         used = self.configuration.faults - draft.left
-        if outcome == FAILED and not draft.marks & (HARSH | ASKED | LATE) and used < len(self.bounds):
+        harsh = draft.marks & (HARSH | ASKED | LATE | SLOWED)
+        if outcome == FAILED and not harsh and used <= self.configuration.harmless_faults:
             text = (
                 f"{self.sites.names[site]} fails a transfer that met nothing worse than {used} lost letters"
             )
@@ -405,6 +446,11 @@ class World:
         if any(job[0] != GHOST for job in state.jobs):
             return False
         return not self.requests.waiting(state)
+
+    def given_up(self, state: State) -> bool:
+        """Return whether a request is aborted, or a rank knows that its transfer cannot be whole."""
+        doomed = self.ranks.doomed
+        return self.requests.aborting(state) or any(core >= 0 and doomed[core] for core in state.cores)
 
     def unended(self, state: State) -> str:
         """Return what has not ended."""

@@ -8,9 +8,8 @@ two or three.
 import msgspec
 from dfirst.protocol.timing import Timing
 
-from .configuration import ABORTS, COPIES, FAST, NETWORK, SLOW, STEADY, Configuration, pull, push
+from .configuration import ABORTS, COPIES, NETWORK, STEADY, SWAPPED, Configuration, pull, push
 
-SWAPPED = {"prefill_rate": FAST, "decode_rate": SLOW}
 LONG_BOUNDS = {"bound_steps": 12, "wait_bound_steps": 12}
 LONG_HOLD: Timing = msgspec.structs.replace(STEADY, hold_seconds=40.0, transfer_deadline_seconds=20.0)
 
@@ -54,8 +53,8 @@ STAGED_KINDS = ("lose", "repeat", "delay", "slow")
 STAGED: tuple[Configuration, ...] = (
     pull("pull-staged", faults=1, staged=True, batches=2, kinds=(*STAGED_KINDS, "break", "die", "abort")),
     push("push-staged", faults=1, staged=True, batches=2, kinds=(*STAGED_KINDS, "break", "die", "cancel")),
-    pull("pull-staged-two", faults=1, staged=True, transfers=2, kinds=STAGED_KINDS, orderly=True),
-    push("push-staged-two", faults=1, staged=True, transfers=2, kinds=STAGED_KINDS, orderly=True),
+    pull("pull-staged-two", faults=2, staged=True, transfers=2, kinds=STAGED_KINDS, orderly=True),
+    push("push-staged-two", faults=2, staged=True, transfers=2, kinds=STAGED_KINDS, orderly=True),
     pull("pull-staged-late", faults=2, staged=True, batches=2, kinds=STAGED_KINDS, orderly=True),
     push("push-staged-late", faults=2, staged=True, batches=2, kinds=STAGED_KINDS, orderly=True),
     pull("pull-staged-crashes", faults=2, staged=True, kinds=("slow", "die", "restart"), orderly=True),
@@ -117,11 +116,145 @@ FULL: tuple[Configuration, ...] = (
     pull("pull-1x1-two", faults=2, transfers=2, orderly=True),
     push("push-1x1-two", faults=2, transfers=2, orderly=True),
     *SECOND_USE,
-    pull("pull-staged-two", faults=2, staged=True, transfers=2, kinds=STAGED_KINDS, orderly=True),
-    push("push-staged-two", faults=2, staged=True, transfers=2, kinds=STAGED_KINDS, orderly=True),
     pull("pull-staged-every-order", faults=2, staged=True, batches=2, kinds=STAGED_KINDS),
     push("push-staged-every-order", faults=2, staged=True, kinds=(*STAGED_KINDS, "restart")),
 )
+
+SHORT_LEASE: Timing = msgspec.structs.replace(STEADY, lease_seconds=10.0)
+"""A copy that takes its time outlasts the lease, unless that is renewed."""
+LONG_LEASE: Timing = msgspec.structs.replace(STEADY, lease_seconds=60.0, transfer_deadline_seconds=44.0)
+"""Who waits for a lease to end, or to be renewed, waits long."""
+SHORT_DEADLINE: Timing = msgspec.structs.replace(STEADY, transfer_deadline_seconds=15.0)
+SLOW_COPIES: Timing = msgspec.structs.replace(PATIENT, copy_timeout_seconds=16.0)
+TIGHT: Timing = msgspec.structs.replace(
+    STEADY, lease_seconds=18.0, copy_timeout_seconds=3.0, stall_allowance_seconds=3.0, hold_seconds=32.0
+)
+"""At rates of 3 and 4 the margin is not one step of time longer than it must be."""
+
+PARTICULAR: tuple[Configuration, ...] = (
+    pull(
+        "pull-short-lease",
+        faults=2,
+        kinds=("slow", "lose"),
+        timing=SHORT_LEASE,
+        harmless_faults=0,
+        **SWAPPED,
+    ),
+    push("push-short-lease", faults=2, kinds=("slow", "lose"), timing=SHORT_LEASE, harmless_faults=0),
+    push("push-long-lease", faults=2, kinds=("abort", "cancel", "late"), timing=LONG_LEASE, orderly=True),
+    push(
+        "push-2x1-long-lease",
+        faults=2,
+        prefill_ranks=2,
+        kinds=("break", "abort", "late"),
+        timing=LONG_LEASE,
+        orderly=True,
+    ),
+    pull("pull-1x1-disagree", faults=1, disagree=True),
+    push("push-1x1-disagree", faults=1, disagree=True),
+    pull("pull-retried", faults=3, kinds=("slow", "restart", "again"), orderly=True),
+    push("push-retried", faults=3, kinds=("slow", "restart", "again"), orderly=True),
+    pull(
+        "pull-1x2-long-hold",
+        faults=2,
+        decode_ranks=2,
+        kinds=("late", "die", "cancel", "abort"),
+        timing=LONG_HOLD,
+        orderly=True,
+        **LONG_BOUNDS,
+    ),
+    push(
+        "push-2x1-long-hold",
+        faults=2,
+        prefill_ranks=2,
+        kinds=("late", "die", "cancel", "abort"),
+        timing=LONG_HOLD,
+        orderly=True,
+        **LONG_BOUNDS,
+    ),
+    pull(
+        "pull-1x2-cached-d-first",
+        faults=1,
+        decode_ranks=2,
+        all_cached=True,
+        prefill_first=False,
+        orderly=True,
+    ),
+    push("push-1x2-cached", faults=1, decode_ranks=2, all_cached=True, orderly=True),
+    pull("pull-d-first-patient", faults=1, prefill_first=False, timing=PATIENT, mild_bounds_steps=(0, 3)),
+    pull("pull-d-first-aborts", faults=2, prefill_first=False, kinds=("abort", "absent"), orderly=True),
+    pull(
+        "pull-1x2-patient",
+        faults=3,
+        decode_ranks=2,
+        kinds=("slow", "lose", "die"),
+        timing=SLOW_COPIES,
+        harmless_faults=0,
+        orderly=True,
+        **SWAPPED,
+    ),
+    pull("pull-unmet-mute", faults=2, met=False, kinds=("mute", "abort"), timing=LONG_HOLD, **LONG_BOUNDS),
+    push("push-unmet-mute", faults=2, met=False, kinds=("mute", "abort"), timing=LONG_HOLD, **LONG_BOUNDS),
+    pull("pull-mute", faults=2, kinds=("mute", "slow", "abort"), orderly=True),
+    push("push-mute", faults=2, kinds=("mute", "slow", "abort"), orderly=True),
+    push(
+        "push-tight",
+        faults=2,
+        kinds=("slow", "mute"),
+        timing=TIGHT,
+        prefill_rate=3,
+        decode_rate=4,
+        coarse=True,
+        bound_steps=12,
+        wait_bound_steps=12,
+    ),
+    pull("pull-deadline", faults=2, batches=4, kinds=("slow", "abort"), timing=SHORT_DEADLINE, orderly=True),
+    pull(
+        "pull-deadline-swapped",
+        faults=2,
+        batches=4,
+        kinds=("slow", "abort"),
+        timing=SHORT_DEADLINE,
+        orderly=True,
+        **SWAPPED,
+    ),
+    push("push-deadline", faults=2, batches=4, kinds=("slow", "abort"), timing=SHORT_DEADLINE, orderly=True),
+    push(
+        "push-deadline-swapped",
+        faults=2,
+        batches=4,
+        kinds=("slow", "abort"),
+        timing=SHORT_DEADLINE,
+        orderly=True,
+        **SWAPPED,
+    ),
+    push(
+        "push-2x1-batches",
+        faults=2,
+        prefill_ranks=2,
+        batches=3,
+        kinds=("slow", "break", "abort"),
+        orderly=True,
+    ),
+    pull(
+        "pull-2x1-batches",
+        faults=2,
+        prefill_ranks=2,
+        batches=3,
+        kinds=("slow", "break", "mute"),
+        orderly=True,
+    ),
+    pull(
+        "pull-two-leases",
+        faults=3,
+        transfers=2,
+        kinds=("slow", "cancel"),
+        timing=SHORT_LEASE,
+        orderly=True,
+        **SWAPPED,
+    ),
+)
+"""Each made for something that shows nowhere else."""
 
 HUNT: tuple[Configuration, ...] = (
     pull("pull-1x1-o", faults=1, orderly=True),
@@ -130,7 +263,6 @@ HUNT: tuple[Configuration, ...] = (
     push("push-1x1-unmet-o", faults=1, met=False, orderly=True, **SWAPPED),
     pull("pull-1x1-unfit", faults=1, unfit=True),
     push("push-1x1-unfit", faults=1, unfit=True),
-    push("push-1x1-disagree", faults=1, disagree=True),
     pull("pull-1x1-unfit-unmet", faults=1, unfit=True, met=False),
     push("push-1x1-unfit-unmet", faults=1, unfit=True, met=False),
     pull("pull-1x2-cached", faults=1, decode_ranks=2, all_cached=True, orderly=True),
@@ -143,6 +275,7 @@ HUNT: tuple[Configuration, ...] = (
     pull("pull-2x2", faults=1, prefill_ranks=2, decode_ranks=2, orderly=True),
     push("push-2x2", faults=1, prefill_ranks=2, decode_ranks=2, orderly=True),
     pull("pull-1x1", faults=1),
+    push("push-1x1", faults=1, batches=2),
     pull("pull-1x1-d-first", faults=1, prefill_first=False),
     pull("pull-1x1-d-first-long", faults=1, prefill_first=False, timing=LONG_HOLD, **LONG_BOUNDS),
     pull("pull-1x1-long-hold", faults=1, timing=LONG_HOLD, orderly=True, **LONG_BOUNDS),
@@ -152,22 +285,21 @@ HUNT: tuple[Configuration, ...] = (
     pull("pull-1x1-unmet", faults=1, met=False),
     *STAGED[:2],
     *TARGETED,
+    *PARTICULAR,
     *STAGED[2:],
     push("push-preempted", faults=2, kinds=("abort", "slow"), batches=2),
-    push("push-1x1", faults=1, batches=2),
-    push("push-retried", faults=3, kinds=("slow", "restart", "again"), orderly=True),
     pull("pull-1x2-readers-three", faults=3, decode_ranks=2, kinds=("slow", "lose"), orderly=True),
     push("push-2x1-late", faults=2, prefill_ranks=2, kinds=("late", "cancel", "die"), orderly=True),
     *SECOND_USE,
 )
-"""Worlds that mutants are tried on, the smallest first."""
+"""Worlds that mutants are tried on; small ones come first by themselves."""
 
 
 def named(name: str, quick: bool) -> Configuration:
     """Return a world of a set, or the other one's if this set has none of that name."""
     first, second = (QUICK, FULL) if quick else (FULL, QUICK)
-    for configuration in (*first, *second):
+    for configuration in (*first, *second, *HUNT):
         if configuration.name == name:
             return configuration
-    names = ", ".join(sorted({configuration.name for configuration in (*QUICK, *FULL)}))
+    names = ", ".join(sorted({configuration.name for configuration in (*QUICK, *FULL, *HUNT)}))
     raise ValueError(f"there is no configuration {name!r}; there are {names}")

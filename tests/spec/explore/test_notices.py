@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from dfirst.spec.explore.chart import mermaid_chart, text_chart
+from dfirst.spec.explore.hunting import Record, code_hash, hunt
 from dfirst.spec.explore.memory import Habits
-from dfirst.spec.explore.mutants import Measure, all_mutants, measured, tried
+from dfirst.spec.explore.mutants import Verdict, all_mutants, measured, tried
 from dfirst.spec.explore.run import replay_file
 from dfirst.spec.explore.scenario import read_head, replay, write_scenario
 from dfirst.spec.explore.search import Search
@@ -13,50 +15,81 @@ from dfirst.spec.explore.world import World
 from dfirst.spec.explore.worlds import HUNT, QUICK
 from rich.console import Console
 
-ALL_ROWS = frozenset().union(*(mutant.rows for mutant in all_mutants()))
-SMALLEST = {configuration.name: configuration for configuration in HUNT}
+SILENT = Console(quiet=True)
 
 
-def test_every_mutant_has_a_name_of_its_own():
-    names = [mutant.name for mutant in all_mutants()]
-    assert len(names) == len(set(names)) > 500
+def test_every_mutant_and_every_world_has_a_name_of_its_own():
+    assert len(all_mutants()) > 500
+    names = [configuration.name for configuration in HUNT]
+    assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize(
-    ("name", "rule"),
+    ("name", "world", "rule"),
     [
-        ("row DB20", "L1"),
-        ("effect ML11.say_done", "R9"),
-        ("guard decode_layerwise.any_lent False", "S2"),
-        ("timer mover_leg.query_retry", "R9"),
-        ("field first", "R9"),
-        ("field offset", "S1"),
-        ("R6 silent", "R6"),
+        ("row DB20", "", "L1"),
+        ("effect ML11.say_done", "", "R9"),
+        ("guard decode_layerwise.any_lent False", "", "S2"),
+        ("timer mover_leg.query_retry", "", "R9"),
+        ("field first", "pull-1x2", "R9"),
+        ("field offset", "pull-1x2", "S1"),
+        ("R6 silent", "", "R6"),
     ],
 )
-def test_a_mistake_is_noticed_by_the_rule_that_it_breaks(name, rule):
-    bounds = {configuration.name: Measure(99, 99, 2, ALL_ROWS) for configuration in HUNT}
-    verdict = tried(name, bounds)
+def test_a_mistake_is_noticed_by_the_rule_that_it_breaks(name, world, rule):
+    verdict = tried(name, world)
     assert verdict.rule == rule, verdict
 
 
 def test_a_world_without_mistakes_names_how_long_things_take_to_end():
-    measure = measured(SMALLEST["pull-1x1-o"])
-    assert 0 < measure.mild_steps <= measure.wait_steps <= measure.steps < 10
+    measure = measured(HUNT[0])
+    assert 0 < measure.wait_steps <= measure.steps < 10
+    assert measure.bounds[0, 0, False] == (0, 0), "a good day takes no time"
     assert "DB20" in measure.rows
 
 
+def test_a_hunt_that_was_cut_short_goes_on(tmp_path):
+    file = tmp_path / "hunt.json"
+    known = Verdict(name="R6 silent", about="", rule="", text="not tried", world="", states=0, seconds=0.0)
+    file.write_bytes(msgspec.json.encode(Record(code=code_hash(), mutants=[known])))
+    assert not hunt("silent", file, SILENT)
+    record = msgspec.json.decode(file.read_bytes(), type=Record)
+    assert record.complete
+    assert record.survivors == 1
+    assert known in record.mutants
+    assert all(verdict.rule for verdict in record.mutants if verdict != known)
+
+
+def test_a_hunt_that_was_finished_or_is_about_other_code_begins_anew(tmp_path):
+    file = tmp_path / "hunt.json"
+    wrong = Verdict(name="R6 silent", about="", rule="", text="", world="pull-1x1-o", states=0, seconds=0.0)
+    for record in (
+        Record(code=code_hash(), complete=True, mutants=[wrong]),
+        Record(code="other", mutants=[wrong]),
+    ):
+        file.write_bytes(msgspec.json.encode(record))
+        assert hunt("R6 silent", file, SILENT)
+        found = msgspec.json.decode(file.read_bytes(), type=Record)
+        assert [verdict.rule for verdict in found.mutants] == ["R6"]
+
+
+def test_a_file_of_another_kind_is_refused_in_a_sentence(tmp_path):
+    file = tmp_path / "hunt.json"
+    file.write_text("[]")
+    with pytest.raises(ValueError, match="is not what an earlier hunt has written"):
+        hunt("R6 silent", file, SILENT)
+
+
 def test_the_way_to_a_violation_is_told_and_can_be_taken_again(tmp_path):
-    mutant = next(each for each in all_mutants() if each.name == "row DB20")
     configuration = next(each for each in QUICK if each.name == "pull-1x1")
     habits = Habits()
-    with mutant.change(habits):
+    with all_mutants()["row DB20"].change(habits):
         world = World(configuration, habits)
         world.watcher.strict = False
         found = Search(world).run().found
         assert found is not None
         path = tmp_path / "scenario.txt"
-        write_scenario(path, configuration, found, mutant.name)
+        write_scenario(path, configuration, found, "row DB20")
         assert read_head(path) == {
             "configuration": "pull-1x1",
             "mutant": "row DB20",
@@ -65,7 +98,7 @@ def test_the_way_to_a_violation_is_told_and_can_be_taken_again(tmp_path):
         again = World(configuration, habits)
         again.watcher.strict = False
         lines, violation = replay(path, again)
-    assert not replay_file(path, Console(quiet=True))
+    assert not replay_file(path, SILENT)
     assert [line.text for line in lines] == [line.text for line in found.lines]
     assert violation is not None
     assert violation.rule == found.rule == "L1"
