@@ -40,11 +40,14 @@ class FakeServer:
         self.preemptions = 0
         self.asked: list[dict[str, Any]] = []
         self.aborted: list[str] = []
+        self.most_at_once = 0
         self.misdeeds: list[str] = []
         """What happens to the next answers: `wrong`, `error`, `formless`, `break off`."""
         self.dead = False
         self._server: ThreadingHTTPServer | None = None
         self._connections: list[socket.socket] = []
+        self._under_way = 0
+        self._lock = threading.Lock()
         self.start(0.0)
 
     def start(self, seconds: float = RESTART_SECONDS) -> None:
@@ -88,7 +91,7 @@ class FakeServer:
                     self._send(200, b"")
                     return
                 owner.asked.append(body)
-                time.sleep(ANSWER_SECONDS)
+                owner.wait_a_little()
                 try:
                     self._send(*owner.answer(body))
                 except OSError:
@@ -103,6 +106,14 @@ class FakeServer:
         self._server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def wait_a_little(self) -> None:
+        with self._lock:
+            self._under_way += 1
+            self.most_at_once = max(self.most_at_once, self._under_way)
+        time.sleep(ANSWER_SECONDS)
+        with self._lock:
+            self._under_way -= 1
 
     def answer(self, body: dict[str, Any]) -> tuple[int, bytes]:
         misdeed = self.misdeeds.pop(0) if self.misdeeds else ""
