@@ -148,6 +148,18 @@ def test_a_prefill_rank_awaits_only_those_that_the_cached_prefix_leaves_somethin
     assert plan.releases_of(0) == (0, 1)
 
 
+@pytest.mark.parametrize(("prefill", "decode"), PAIRS)
+def test_the_replicas_of_a_transfer_are_those_of_its_id_however_long_the_prompt_and_its_cached_part(
+    prefill, decode
+):
+    pair = pair_of(prefill, decode)
+    for number in range(10):
+        first = pair.request(f"transfer-{number}", LONG, 0).legs
+        for prompt in (LONG + 1, 2 * LONG):
+            for cached in (0, decode.virtual_block_size):
+                assert pair.request(f"transfer-{number}", prompt, cached).legs == first
+
+
 def test_readers_differ_from_rank_to_rank_of_one_engine():
     plan = pair_of(Engine(heads=2, tp=2), Engine(heads=2, tp=4)).request("t", 8, 0)
     assert plan.readers(0) == {0, 1}
