@@ -11,6 +11,7 @@ from . import (
     test_mover_leg,
     test_owner_leg,
     test_scheduler,
+    test_staging,
 )
 from .rows import ROWS
 
@@ -22,6 +23,7 @@ TABLES = (
     test_mover_leg,
     test_owner_leg,
     test_scheduler,
+    test_staging,
 )
 """Importing them fills the table."""
 
