@@ -20,6 +20,12 @@ class Group:
 
     layers: tuple[int, ...]
     block_size: int
+    window: int = 0
+    """Tokens before the end of the prompt that are still needed; 0: all. Blocks before them may be gone."""
+
+    def needs(self, token: int, tokens: int) -> bool:
+        """Return whether a token of a prompt of so many tokens is still needed."""
+        return not self.window or token >= tokens - self.window
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,11 @@ class Parallel:
             return tuple(range(tp_rank * each, (tp_rank + 1) * each))
         return (tp_rank // (self.tp // self.heads),)
 
+    def group_of(self, layer: int) -> int:
+        """Return which group a layer belongs to."""
+        (found,) = [number for number, group in enumerate(self.groups) if layer in group.layers]
+        return found
+
     def virtual_block(self, group: Group) -> int:
         """Return the tokens that one entry of a block table stands for, over all CP ranks together."""
         return group.block_size * self.cp_size
@@ -129,7 +140,7 @@ class Parallel:
 
     def describe(self) -> str:
         """Return the layout in words, as an engine would publish it."""
-        sizes = ", ".join(str(group.block_size) for group in self.groups)
+        sizes = ", ".join(f"{group.block_size} (window {group.window})" for group in self.groups)
         return (
             f"TP {self.tp}, PP {len(self.stages)}, PCP {self.pcp}, DCP {self.dcp}, {self.heads} KV heads, "
             f"block size {sizes}, interleave {self.interleave}, convention {self.convention}"
@@ -151,18 +162,18 @@ def holds_everything(parallel: Parallel) -> bool:
     return len(parts) == parallel.heads * parallel.cp_size
 
 
-def same_slabs(one: Parallel, other: Parallel, group: int) -> bool:
-    """Return whether the two engines cut the tokens of a group into the same blocks, in the same order.
+def same_slabs(one: Parallel, other: Parallel, layer: int) -> bool:
+    """Return whether the two engines cut the tokens of a layer into the same blocks, in the same order.
 
     Only then can whole blocks be moved where their inside cannot be told apart.
     """
-    period = math.lcm(one.virtual_block(one.groups[group]), other.virtual_block(other.groups[group]))
-    return _slabs(one, group, period) == _slabs(other, group, period)
+    ours, theirs = one.groups[one.group_of(layer)], other.groups[other.group_of(layer)]
+    period = math.lcm(one.virtual_block(ours), other.virtual_block(theirs))
+    return _slabs(one, ours, period) == _slabs(other, theirs, period)
 
 
-def _slabs(parallel: Parallel, group: int, tokens: int) -> set[tuple[int, ...]]:
+def _slabs(parallel: Parallel, it: Group, tokens: int) -> set[tuple[int, ...]]:
     """Return the blocks that the first tokens fill, each as its tokens in the order of its slots."""
-    it = parallel.groups[group]
     blocks: dict[tuple[int, int], list[int]] = {}
     for token in range(tokens):
         part = (token // parallel.interleave) % parallel.cp_size

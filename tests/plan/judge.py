@@ -19,6 +19,7 @@ from dfirst.protocol.shards import Directory, Shard
 from .explain import first_of
 from .memory import BEHIND, UNTOUCHED, Bytes, KnownValues, RankMemory
 from .request import (
+    GONE,
     Engine,
     Request,
     Side,
@@ -30,7 +31,7 @@ from .request import (
     write_tokens,
 )
 
-NOT_NEEDED, NEEDED, MAY_COME_ALONG = 0, 1, 2
+NOT_NEEDED, NEEDED, MAY_COME_ALONG, OUT_OF_WINDOW = 0, 1, 2, 3
 
 
 class Wrong(AssertionError):
@@ -153,8 +154,8 @@ def leg_copies(move: Move, leg: Leg, first: int, end: int, layers: Sequence[int]
         leg,
         move.prefill_shards[leg.prefill_rank],
         move.decode_shards[leg.decode_rank],
-        move.request.prefill_blocks[0],
-        move.request.decode_blocks[0],
+        dict(enumerate(move.request.prefill_blocks)),
+        dict(enumerate(move.request.decode_blocks)),
         range(first, max(first, end)),
         layers,
     )
@@ -170,7 +171,7 @@ def check_arrived(move: Move, *more: Request) -> None:
     """
     marks = check_memory(move.decode, move.values, move.request, *more)
     for memory, mark in zip(move.decode.ranks, marks.ranks, strict=True):
-        wrong = (move.writes[memory.rank] != mark.arena) & (mark.arena != MAY_COME_ALONG)
+        wrong = (move.writes[memory.rank] != mark.arena) & (mark.arena <= NEEDED)
         if wrong.any():
             counts = sorted(set(move.writes[memory.rank][wrong].tolist()))
             raise Wrong(f"decode rank {memory.rank}: {int(wrong.sum())} bytes were written {counts} times")
@@ -184,24 +185,33 @@ def check_memory(decode: Engine, values: KnownValues, *requests: Request) -> Eng
         for mark in marks.ranks:
             mark_needed(decode.side, request, mark)
     for memory, want, mark in zip(decode.ranks, wanted.ranks, marks.ranks, strict=True):
-        along = mark.arena == MAY_COME_ALONG
-        bad = (memory.arena != want.arena) & ~along
-        bad |= along & (memory.arena != UNTOUCHED) & (memory.arena != BEHIND)
+        untouched = memory.arena == UNTOUCHED
+        bad = memory.arena != want.arena
+        bad &= ~((mark.arena == MAY_COME_ALONG) & (untouched | (memory.arena == BEHIND)))
+        bad &= ~((mark.arena == OUT_OF_WINDOW) & untouched)
         if bad.any():
             raise Wrong(f"decode rank {memory.rank}: {first_of(memory, want, bad)}")
     return marks
 
 
 def mark_needed(side: Side, request: Request, mark: RankMemory) -> None:
-    """Mark the bytes that a decode rank needs, and those behind the prompt's end in its last block."""
+    """Mark the bytes that a decode rank needs, and those that may come along: behind the prompt's end in its
+    last block, and before the window in blocks that are still there.
+    """
     parallel = side.parallel
     for tensor in mark.tensors:
+        group = parallel.groups[tensor.group]
         table = np.asarray(request.decode_blocks[tensor.group], dtype=np.int64)
-        _, entries, slots = places(parallel, tensor.group, mark.rank, request.cached, request.tokens)
+        tokens, entries, slots = places(parallel, tensor.group, mark.rank, request.cached, request.tokens)
         if not len(entries):
             continue
-        tensor.fill(table[entries], slots, NEEDED)
-        end = len(table) * parallel.virtual_block(parallel.groups[tensor.group])
+        needed = np.array([group.needs(token, request.tokens) for token in tokens.tolist()])
+        if (table[entries[needed]] == GONE).any() and group.window:
+            raise Wrong("this request has no block for what it needs")
+        there = ~needed & (table[entries] != GONE)
+        tensor.fill(table[entries[needed]], slots[needed], NEEDED)
+        tensor.fill(table[entries[there]], slots[there], OUT_OF_WINDOW)
+        end = len(table) * parallel.virtual_block(group)
         _, behind, free = places(parallel, tensor.group, mark.rank, request.tokens, end)
         in_last = behind == entries[-1]
         tensor.fill(table[behind[in_last]], free[in_last], MAY_COME_ALONG)
@@ -210,8 +220,10 @@ def mark_needed(side: Side, request: Request, mark: RankMemory) -> None:
 def check_words(move: Move, carried: dict[tuple[int, int], int]) -> None:
     """Who waits for whose DONE is who moved something; every prefill rank is released, and once."""
     plan, request = move.plan, move.request
+    # Whom to wait for is settled without a look at windows: a leg may then have nothing left to move.
+    windows = any(group.window for group in move.decode.side.parallel.groups)
     for leg in plan.legs:
-        if not carried.get((leg.prefill_rank, leg.decode_rank)):
+        if not windows and not carried.get((leg.prefill_rank, leg.decode_rank)):
             raise Wrong(f"the leg from {leg.prefill_rank} to {leg.decode_rank} moves nothing")
     if len(plan.legs) != len({(leg.prefill_rank, leg.decode_rank) for leg in plan.legs}):
         raise Wrong("two legs have the same two ranks")

@@ -1,6 +1,6 @@
 """Layouts drawn at random over everything that an engine may choose, and which pairs of them must work."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, permutations
 
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ from .definition import (
     splits_heads,
 )
 from .memory import Form, Part
-from .request import Request, Side, blocks_needed
+from .request import GONE, Request, Side, blocks_needed
 
 MAX_RANKS = 24
 MAX_TOKENS = 80
@@ -54,9 +54,9 @@ def must_work(prefill: Side, decode: Side) -> bool:
         return False
     if prefill.form.parts != decode.form.parts or prefill.form.sliceable != decode.form.sliceable:
         return False
-    for group, (mine, theirs) in enumerate(zip(one.groups, other.groups, strict=True)):
-        small, large = sorted([mine.block_size, theirs.block_size])
-        if large % small or (not prefill.form.sliceable and not same_slabs(one, other, group)):
+    for layer in range(one.layer_count):
+        sizes = [engine.groups[engine.group_of(layer)].block_size for engine in (one, other)]
+        if max(sizes) % min(sizes) or (not prefill.form.sliceable and not same_slabs(one, other, layer)):
             return False
     return True
 
@@ -171,3 +171,67 @@ def requests(draw: st.DrawFn, prefill: Side, decode: Side) -> tuple[Request, tup
     )
     ends = draw(st.sets(st.integers(1, max(1, tokens // chunk)), max_size=3))
     return request, (*sorted(end * chunk for end in ends if end * chunk < tokens), tokens)
+
+
+@st.composite
+def grouped_cases(draw: st.DrawFn) -> Case:
+    """Draw two layouts whose layers fall into KV cache groups, with a request that may have lost blocks."""
+    case = draw(cases())
+    layers = case.prefill.parallel.layer_count
+    kinds = draw(st.lists(st.integers(0, 2), min_size=layers, max_size=layers))
+    windows = draw(st.tuples(*[st.sampled_from([0, 1, 3, 8, 20])] * 3))
+    shared = draw(st.booleans())
+    prefill, decode = (draw(grouped(side, kinds, windows, shared)) for side in (case.prefill, case.decode))
+    tokens, step = case.request.tokens, decode.parallel.prefix_step
+    while any(all_blocks(side.parallel, tokens) >= BLOCK_COUNT for side in (prefill, decode)):
+        tokens //= 2
+    request = Request(
+        tokens=tokens,
+        cached=draw(st.integers(0, tokens // step)) * step,
+        prefill_blocks=(),
+        decode_blocks=(),
+        transfer_id=case.request.transfer_id,
+    )
+    request = replace(
+        request,
+        prefill_blocks=draw(windowed_tables(prefill.parallel, tokens)),
+        decode_blocks=draw(windowed_tables(decode.parallel, tokens)),
+    )
+    return Case(prefill, decode, request, (tokens,))
+
+
+def all_blocks(parallel: Parallel, tokens: int) -> int:
+    """Return how many blocks a request has over all groups."""
+    return sum(blocks_needed(parallel, number, tokens) for number in range(len(parallel.groups)))
+
+
+@st.composite
+def grouped(draw: st.DrawFn, side: Side, kinds: list[int], windows: tuple[int, ...], shared: bool) -> Side:
+    """Draw the groups of a side: which kinds of layers share block tables is given, their order is not."""
+    plain = side.parallel.groups[0].block_size
+    order = draw(st.permutations(sorted(set(kinds))))
+    # What shares bytes has blocks of one size.
+    factors = [1 if shared else draw(st.sampled_from([1, 1, 2])) for _ in order]
+    groups = tuple(
+        Group(tuple(layer for layer, kind in enumerate(kinds) if kind == mine), plain * factor, windows[mine])
+        for mine, factor in zip(order, factors, strict=True)
+    )
+    return Side(replace(side.parallel, groups=groups), replace(side.form, shared=shared))
+
+
+@st.composite
+def windowed_tables(draw: st.DrawFn, parallel: Parallel, tokens: int) -> tuple[tuple[int, ...], ...]:
+    """Draw block tables of which no two name one block, and whose first blocks may be out of the window."""
+    start, step = draw(st.integers(0, BLOCK_COUNT - 2)), draw(st.sampled_from([1, 3, 25]))
+    given_out = 0
+    drawn = []
+    for number, group in enumerate(parallel.groups):
+        count = blocks_needed(parallel, number, tokens)
+        # 82 is no prime, but 1, 3 and 25 have no factor in common with it; block 0 is nobody's.
+        places = range(given_out, given_out + count)
+        table = [1 + (start + step * place) % (BLOCK_COUNT - 1) for place in places]
+        given_out += count
+        lost = max(0, tokens - group.window) // parallel.virtual_block(group) if group.window else 0
+        gone = draw(st.integers(0, lost))
+        drawn.append((*[GONE] * gone, *table[gone:]))
+    return tuple(drawn)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from dfirst.protocol.shards import Directory, RankEntry, Region, Shard
+from dfirst.protocol.shards import CacheGroup, Directory, RankEntry, Region, Shard
 
 from .definition import Parallel
 from .memory import (
@@ -20,6 +20,9 @@ from .memory import (
     build_rank,
 )
 
+GONE = 0
+"""The block id, in a group with a window, of what the request no longer has."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -28,7 +31,10 @@ class Request:
     tokens: int
     cached: int
     prefill_blocks: tuple[tuple[int, ...], ...]
-    """Block table of each KV cache group, the same on all ranks of the engine."""
+    """Block table of each KV cache group, the same on all ranks of the engine.
+
+    In a group with a window, 0 stands for blocks that are gone.
+    """
     decode_blocks: tuple[tuple[int, ...], ...]
     transfer_id: str = "some-transfer"
 
@@ -90,7 +96,9 @@ def mark_blocks(engine: Engine, request: Request) -> None:
     """Fill a request's blocks with what stands for tokens that are not computed."""
     for memory in engine.ranks:
         for tensor in memory.tensors:
-            tensor.view[list(request.prefill_blocks[tensor.group])] = BEHIND
+            window = engine.side.parallel.groups[tensor.group].window
+            table = request.prefill_blocks[tensor.group]
+            tensor.view[[block for block in table if not window or block != GONE]] = BEHIND
 
 
 def decode_engine(side: Side) -> Engine:
@@ -123,9 +131,13 @@ def _write(
     end: int,
 ) -> None:
     tokens, entries, slots = places(parallel, tensor.group, rank, first, end)
+    blocks = np.asarray(table, dtype=np.int64)[entries]
+    if parallel.groups[tensor.group].window:
+        there = blocks != GONE
+        tokens, slots, blocks = tokens[there], slots[there], blocks[there]
     if len(tokens):
         known = values.of(tensor.layer, tensor.part)[list(parallel.heads_of(rank))]
-        tensor.put(np.asarray(table, dtype=np.int64)[entries], slots, known[:, tokens])
+        tensor.put(blocks, slots, known[:, tokens])
 
 
 def directory(engine: Engine, name: str, model: str = "tiny") -> Directory:
@@ -156,7 +168,15 @@ def shard_of(side: Side, memory: RankMemory) -> Shard:
         cp_rank=parallel.cp_rank(memory.rank),
         interleave=parallel.interleave,
         convention=parallel.convention,
+        groups=cache_groups(parallel),
     )
+
+
+def cache_groups(parallel: Parallel) -> tuple[CacheGroup, ...]:
+    """Return the groups as the engine publishes them; a plain engine says nothing of its only one."""
+    if len(parallel.groups) == 1 and not parallel.groups[0].window:
+        return ()
+    return tuple(CacheGroup(group.block_size, group.window) for group in parallel.groups)
 
 
 def region_of(tensor: Tensor) -> Region:
@@ -171,4 +191,5 @@ def region_of(tensor: Tensor) -> Region:
         token_stride_bytes=view.strides[2],
         content_bytes=tensor.form.content_bytes,
         tokens_sliceable=tensor.sliceable,
+        group=tensor.group,
     )

@@ -3,9 +3,10 @@
 import pytest
 from dfirst.protocol.plan import LayoutMismatch
 from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
 
 from .judge import pull, push
-from .layouts import Case, cases, must_work
+from .layouts import Case, cases, grouped_cases, must_work
 
 FEW, MANY = 300, 2000
 DRAWN = {"derandomize": True, "deadline": None, "suppress_health_check": list(HealthCheck)}
@@ -26,13 +27,13 @@ def hold_to_the_definition(case: Case) -> None:
 
 
 @settings(max_examples=FEW, **DRAWN)
-@given(cases())
+@given(st.one_of(cases(), cases(), cases(), grouped_cases()))
 def test_some_random_layouts_move_every_byte_or_are_rightly_refused(case: Case) -> None:
     hold_to_the_definition(case)
 
 
 @pytest.mark.slow
 @settings(max_examples=MANY, **DRAWN)
-@given(cases())
+@given(st.one_of(cases(), cases(), cases(), grouped_cases()))
 def test_many_random_layouts_move_every_byte_or_are_rightly_refused(case: Case) -> None:
     hold_to_the_definition(case)
