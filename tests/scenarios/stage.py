@@ -6,11 +6,12 @@ from pathlib import Path
 import msgspec
 from dfirst.protocol import messages as wire
 from dfirst.protocol.binding import Observer
-from dfirst.protocol.commands import CopyEnded, MessageReceived
-from dfirst.protocol.effects import Report, StartCopies, StopCopies
+from dfirst.protocol.commands import CopyEnded, MessageReceived, PartStaged, PartWanted
+from dfirst.protocol.effects import PartReady, Report, StageBlocks, StartCopies, StopCopies
 from dfirst.protocol.messages import Sender, TransferKey
 from dfirst.protocol.modes import BLOCKWISE, LAYERWISE
 from dfirst.protocol.shards import layout_digest
+from dfirst.protocol.stages import Slot
 from dfirst.protocol.timing import Timing
 
 from tests.protocol.world import KEY, PROMPT, Packet
@@ -21,6 +22,8 @@ from .transcript import Transcript, named, said, tag
 
 TICK_SECONDS = 0.5
 EVERYBODY, NOBODY = "", "-"
+PLACES, PLACE_BYTES = 2, 64
+RUN_ADDRESS, RUN_BYTES = 1 << 20, 64
 TIMERS = {field.name for field in msgspec.structs.fields(Timing)}
 
 
@@ -41,6 +44,10 @@ class Stage(TracedWorld):
             Timing(**timers),
             command.options.get("decode_model", "m"),
             met="strangers" not in command.words,
+            slots=tuple(
+                Slot((1 + number) << 30, PLACES, PLACE_BYTES)
+                for number in range(int(command.number("slots", 0)))
+            ),
         )
         self.transcript.take()
 
@@ -68,6 +75,13 @@ class Stage(TracedWorld):
             )
         elif isinstance(effect, StopCopies):
             self.transcript.say(f"  {rank} issues no more copies to {effect.leg.engine_id}{effect.leg.rank}")
+        elif isinstance(effect, StageBlocks):
+            verb = "scatters out of" if effect.into_blocks else "gathers into"
+            mover = f"{effect.mover.engine_id}{effect.mover.rank}"
+            self.transcript.say(f"  {rank} {verb} place {effect.place} for {mover}{named(effect.key)}")
+        elif isinstance(effect, PartReady):
+            how = "is staged" if effect.slot else "is to be copied directly"
+            self.transcript.say(f"  {rank} hears that place {effect.place} {how}{named(effect.leg.key)}")
         elif isinstance(effect, Report):
             why = f": {effect.reason}" if effect.reason else ""
             self.transcript.say(f"  {rank} reports {effect.outcome}{named(effect.key)}{why}")
@@ -77,7 +91,7 @@ class Stage(TracedWorld):
 
     def _engine(self, command: Command) -> None:
         engine, verb = command.words[:2]
-        key = TransferKey(command.options.get("transfer", KEY.transfer_id), int(command.number("attempt", 0)))
+        key = _key(command)
         if verb == "pull":
             self.pull(int(command.number("cached", 0)), key)
         elif verb == "accept":
@@ -92,7 +106,7 @@ class Stage(TracedWorld):
     def _crash(self, engine: str) -> None:
         for rank in self.ranks(engine):
             self.traces.pop(rank).close()
-            del self.cores[rank], self.copies[rank]
+            del self.cores[rank], self.copies[rank], self.staging[rank]
 
     def _restart(self, engine: str) -> None:
         self.restart(engine, "2")
@@ -181,12 +195,13 @@ class Stage(TracedWorld):
         """``copies end D0``, ``copies fail D0 peer=P1``: the copies in flight end."""
         how, rank = command.words[1:3]
         peer = command.options.get("peer")
-        attempt = command.options.get("attempt")
+        attempt, transfer = command.options.get("attempt"), command.options.get("transfer")
         ending = [
             copy
             for copy in self.copies[rank]
             if peer in (None, f"{copy.leg.engine_id}{copy.leg.rank}")
             and attempt in (None, str(copy.leg.key.attempt))
+            and transfer in (None, copy.leg.key.transfer_id)
         ]
         if not ending:
             raise ValueError(f"{command.text!r}: no copy is in flight")
@@ -194,6 +209,25 @@ class Stage(TracedWorld):
             self.copies[rank].remove(copy)
             reason = "" if how == "end" else command.options.get("reason", "broken").replace("_", " ")
             self.give(rank, CopyEnded(copy.leg, how == "end", reason))
+
+    def do_part(self, command: Command) -> None:
+        """``part wanted D0 place=1``, ``part wanted P0 empty``: the data path wants a part staged, or the
+        slot alone. ``part staged P0``, ``part fails P0``: a rank is through with the oldest part that it
+        works on.
+        """
+        how, rank = command.words[1:3]
+        if how == "wanted":
+            [leg] = [copy.leg for copy in self.copies[rank] if copy.leg.key == _key(command)]
+            empty = "empty" in command.words
+            starts, lengths = (
+                b"" if empty else number.to_bytes(8, "little") for number in (RUN_ADDRESS, RUN_BYTES)
+            )
+            place = int(command.number("place", 0))
+            self.give(rank, PartWanted(leg=leg, place=place, starts=starts, lengths=lengths))
+            return
+        part = self.staging[rank].pop(0)
+        reason = "" if how == "staged" else "not lent"
+        self.give(rank, PartStaged(key=part.key, mover=part.mover, place=part.place, reason=reason))
 
     def do_reports(self, command: Command) -> None:
         """``reports wait``: vLLM takes none; ``reports taken``: it takes those that wait."""
@@ -247,3 +281,7 @@ class Stage(TracedWorld):
 
     def _forge(self, source: str, rank: str, message: wire.Message) -> None:
         self._arrive([Packet(source, rank, message, False)])
+
+
+def _key(command: Command) -> TransferKey:
+    return TransferKey(command.options.get("transfer", KEY.transfer_id), int(command.number("attempt", 0)))

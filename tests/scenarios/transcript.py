@@ -10,6 +10,11 @@ from dfirst.spec.conformance.table import table
 
 from tests.protocol.world import KEY
 
+NUMBERED = (
+    wire.Query | wire.Metadata | wire.Wait | wire.Gone | wire.Renew | wire.Renewed | wire.Stage | wire.Staged
+)
+"""Messages whose numbers are said."""
+
 
 class Transcript:
     """Collects lines; an observer of every core."""
@@ -71,11 +76,15 @@ def tag(message: Message) -> str:
 def _details(message: Message) -> list[str]:
     key = getattr(message, "key", None)
     details = [named(key).strip()] if key is not None else []
-    if isinstance(message, wire.Query | wire.Metadata | wire.Wait | wire.Gone | wire.Renew | wire.Renewed):
+    if isinstance(message, NUMBERED):
         details.append(str(message.sequence))
     if isinstance(message, wire.Metadata):
         blocks = ",".join(map(str, message.block_ids))
         details.append(f"(blocks {blocks} for {message.lease_seconds:g} s)")
+    elif isinstance(message, wire.Stage):
+        details.append(f"(place {message.place})" if message.starts else "(which slot?)")
+    elif isinstance(message, wire.Staged):
+        details.append(f"(place {message.place}" + (")" if message.slot_places else ": copy directly)"))
     elif isinstance(message, wire.Renewed):
         answers = [f"extended{named(key)}" for key in message.extended]
         details.append("(" + ", ".join(answers + [f"gone{named(key)}" for key in message.gone]) + ")")

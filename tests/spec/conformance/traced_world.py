@@ -53,10 +53,12 @@ class TracedWorld(World):
         self.traces[rank] = trace
         trace.started(entry.incarnation, self.timing)
         observer = TracingObserver(self.watcher(), trace)
-        core = RankCore(self.timing, Sender(name, entry.rank, entry.incarnation), observer)
+        core = RankCore(self.timing, Sender(name, entry.rank, entry.incarnation), observer, self.slots)
         self.cores[rank] = core
         self.copies[rank] = []
         self.stopped[rank] = []
+        self.staging[rank] = []
+        self.ready[rank] = []
         if told:
             self.give(rank, DirectoryKnown(self.engines[name]))
         return core
