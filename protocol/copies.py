@@ -183,6 +183,7 @@ class _Moved:
         _check_blocks("prefill", from_blocks, block_counts[0])
         _check_blocks("decode", to_blocks, block_counts[1])
         self._from_blocks, self._to_blocks = from_blocks, to_blocks
+        self._by_length = _by_length(self._lengths)
 
     def in_a_region(self, shape: _Shape, head_count: int) -> Copies:
         """Return the runs of a region whose first byte has the address 0 on both sides."""
@@ -195,8 +196,7 @@ class _Moved:
         targets = self._to_blocks * shape.block_strides[1] + self._to_slots * shape.token_strides[1]
         runs = []
         # Tokens of a piece are an axis like heads, so pieces of one length are expanded together.
-        for length in np.unique(self._lengths).tolist():
-            mine = self._lengths == length
+        for length, mine in self._by_length:
             axes = [_Axis(length, *shape.token_strides), _Axis(head_count, *shape.head_strides)]
             runs.append(_expanded(shape.content_bytes, axes, sources[mine], targets[mine]))
         return join(runs)
@@ -215,6 +215,16 @@ def _block_ids(name: str, lists: BlockLists, group: int, numbers: Int64Array) ->
         )
     # Of a long list only the part that is needed becomes numbers.
     return np.asarray(ids[first : last + 1], dtype=np.int64)[numbers - first]
+
+
+def _by_length(lengths: Int64Array) -> list[tuple[int, slice | npt.NDArray[np.bool_]]]:
+    """Return the lengths that occur, and which pieces have them."""
+    if not len(lengths):
+        return []
+    least, most = int(lengths.min()), int(lengths.max())
+    if least == most:
+        return [(least, slice(None))]
+    return [(length, lengths == length) for length in np.unique(lengths).tolist()]
 
 
 def _in_window(
