@@ -23,7 +23,7 @@ from ..protocol.copies import Copies, join
 from ..protocol.stages import MAX_RUNS, Slot
 from .mooncake_engine import MAX_DESCRIPTORS, Batch
 from .staged_copies import Answers, StagedCopies, Stopped
-from .staging import PLACE_BYTES, Staging
+from .staging import Staging
 
 logger = logging.getLogger(__name__)
 
@@ -402,7 +402,7 @@ class DataPath:
     def _staging_pays(self, job: _Job, whole: Copies) -> bool:
         if self._staging is None or self._want_part is None or not job.stages:
             return False
-        return self._staging.costs.staging_pays(len(whole), whole.bytes, PLACE_BYTES)
+        return self._staging.costs.staging_pays(len(whole), whole.bytes, self._staging.place_bytes)
 
     def _copy_staged(self, job: _Job, drops: int, whole: Copies) -> Copies | None:
         """Copy by way of staging; return what is to be copied directly after all."""
@@ -439,6 +439,7 @@ class DataPath:
             answers = Answers(self._lock, lambda: bool(job.reason))
             job.staged = StagedCopies(
                 self._staging.memory,
+                self._staging.place_bytes,
                 _OneRun(self._engine, job),
                 lambda place, starts, lengths: ask(job.key, place, starts, lengths),
                 answers,

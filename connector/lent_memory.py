@@ -38,7 +38,8 @@ class LentMemory:
 
 def _stretches(shard: Shard, region: Region, blocks: Int64Array) -> tuple[Int64Array, int]:
     """Return the first addresses and the length of the stretches that blocks take up in a region."""
-    tokens = (shard.block_size - 1) * region.token_stride_bytes + region.content_bytes
+    block_size = shard.group(region.group).block_size
+    tokens = (block_size - 1) * region.token_stride_bytes + region.content_bytes
     starts = region.base_address + blocks * region.block_stride_bytes
     if region.head_stride_bytes <= region.block_stride_bytes:
         return starts, (shard.kv_head_count - 1) * region.head_stride_bytes + tokens

@@ -17,7 +17,7 @@ from typing import Protocol
 from ..protocol.copies import Copies, join
 from ..protocol.stages import MAX_RUNS, Slot, pack
 from .kv_memory import KvMemory, Runs, joined
-from .staging import PLACE_BYTES, PLACES
+from .staging import PLACES
 
 PATIENCE_SECONDS = 3.0
 """For how long a reader waits for a part before it reads directly: three questions may be lost by then. A
@@ -105,8 +105,11 @@ class _Part:
 class StagedCopies:
     """The staged copies of one job. All methods run on its peer's thread."""
 
-    def __init__(self, memory: KvMemory, batches: Batches, ask: Ask, answers: Answers) -> None:
+    def __init__(
+        self, memory: KvMemory, place_bytes: int, batches: Batches, ask: Ask, answers: Answers
+    ) -> None:
         self._memory = memory
+        self._place_bytes = place_bytes
         self._batches = batches
         self._ask = ask
         self._next = 0
@@ -119,7 +122,7 @@ class StagedCopies:
 
         Raises ``Stopped`` if ``may_start`` says no or a batch fails.
         """
-        parts = [_Part(part) for part in whole.split(MAX_RUNS, PLACE_BYTES)]
+        parts = [_Part(part) for part in whole.split(MAX_RUNS, self._place_bytes)]
         for place, part in enumerate(parts[:PLACES]):
             self._want(place, part.source)
         landed: _Part | None = None
@@ -132,7 +135,7 @@ class StagedCopies:
                 return _rest(parts[number:])
             if not may_start():
                 raise Stopped
-            here, length = own_slot + place * PLACE_BYTES, part.copies.bytes
+            here, length = own_slot + place * self._place_bytes, part.copies.bytes
             batch = self._batches.begin(here, slot.place(place), length)
             try:
                 self._scatter(landed, own_slot, number - 1)
@@ -157,17 +160,17 @@ class StagedCopies:
         places = min(PLACES, slot.places)
         sent: tuple[_Part, int, object] | None = None
         try:
-            for part in map(_Part, whole.split(MAX_RUNS, min(PLACE_BYTES, slot.place_bytes))):
+            for part in map(_Part, whole.split(MAX_RUNS, min(self._place_bytes, slot.place_bytes))):
                 place = self._next % places
                 self._next += 1
                 if not self.answers.wait(place):
                     raise OSError("the decode side could not scatter what was written")
-                self._memory.gather(part.source, own_slot + place * PLACE_BYTES)
+                self._memory.gather(part.source, own_slot + place * self._place_bytes)
                 before, sent = sent, None
                 self._finish(before)
                 if not may_start():
                     raise Stopped
-                here = own_slot + place * PLACE_BYTES
+                here = own_slot + place * self._place_bytes
                 sent = (part, place, self._batches.begin(here, slot.place(place), part.copies.bytes))
             before, sent = sent, None
             self._finish(before)
@@ -187,7 +190,7 @@ class StagedCopies:
 
     def _scatter(self, landed: _Part | None, own_slot: int, number: int) -> None:
         if landed is not None:
-            self._memory.scatter(landed.target, own_slot + number % PLACES * PLACE_BYTES)
+            self._memory.scatter(landed.target, own_slot + number % PLACES * self._place_bytes)
             self.bytes += landed.copies.bytes
 
     def _finish(self, sent: tuple[_Part, int, object] | None) -> None:

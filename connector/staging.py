@@ -32,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 PLACES = 4
 PLACE_BYTES = 2 << 20
-SLOT_BYTES = PLACES * PLACE_BYTES
 _REMEMBERED = 16
 
 
@@ -64,6 +63,7 @@ class Staging:
     slots: tuple[Slot, ...]
     """To lend."""
     own: OwnSlots
+    place_bytes: int
     held: object
     """What owns the staging memory."""
 
@@ -79,38 +79,46 @@ class CopyEngine(Protocol):
 
 
 def open_staging(
-    engine: CopyEngine, ranges: Sequence[tuple[int, int]], size: int, tensors: "Sequence[torch.Tensor]" = ()
+    engine: CopyEngine,
+    ranges: Sequence[tuple[int, int]],
+    size: int,
+    tensors: "Sequence[torch.Tensor]" = (),
+    place_bytes: int = PLACE_BYTES,
+    costs: CostModel | None = None,
 ) -> Staging | None:
-    """Register ``size`` bytes of staging memory and try out what copies cost; None where that cannot be had.
+    """Register ``size`` bytes of staging memory and try out what copies cost, unless ``costs`` says so; None
+    where that cannot be had.
 
     ``ranges`` are the caches' (address, length). Caches on an accelerator are given as flat byte tensors too,
     and the staging memory is then on that device.
     """
-    count = size // SLOT_BYTES
+    slot_bytes = PLACES * place_bytes
+    count = size // slot_bytes
     if count < 2:
         return None
     memory: KvMemory
     if tensors:
         import torch
 
-        buffer = torch.zeros(count * SLOT_BYTES, dtype=torch.uint8, device=tensors[0].device)
+        buffer = torch.zeros(count * slot_bytes, dtype=torch.uint8, device=tensors[0].device)
         held, address = buffer, buffer.data_ptr()
         memory = DeviceMemory([*tensors, buffer])
     else:
-        held = np.zeros(count * SLOT_BYTES, dtype=np.uint8)
+        held = np.zeros(count * slot_bytes, dtype=np.uint8)
         address = held.ctypes.data
         memory = HostMemory([*ranges, (address, held.nbytes)])
-    engine.register([(address, count * SLOT_BYTES)])
+    engine.register([(address, count * slot_bytes)])
     here = engine.data_address
-    costs = measure(lambda *columns: engine.read(here, *columns), memory, address, SLOT_BYTES)
-    engine.forget(here)
+    if costs is None:
+        costs = measure(lambda *columns: engine.read(here, *columns), memory, address, slot_bytes)
+        engine.forget(here)
     if costs is None:
         logger.warning("copies from %s to itself fail, so nothing is staged", here)
         return None
     lent = -(-count // 2)
-    addresses = [address + number * SLOT_BYTES for number in range(count)]
-    slots = tuple(Slot(start, PLACES, PLACE_BYTES) for start in addresses[:lent])
-    return Staging(memory, costs, slots, OwnSlots(addresses[lent:]), held)
+    addresses = [address + number * slot_bytes for number in range(count)]
+    slots = tuple(Slot(start, PLACES, place_bytes) for start in addresses[:lent])
+    return Staging(memory, costs, slots, OwnSlots(addresses[lent:]), place_bytes, held)
 
 
 class Stager:

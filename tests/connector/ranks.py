@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from dfirst.connector.cost_model import CostModel
 from dfirst.connector.curve import CurveKeys
 from dfirst.connector.data_path import DataPath
 from dfirst.connector.mooncake_engine import MooncakeEngine
 from dfirst.connector.push_feed import Layer
 from dfirst.connector.rank_loop import RankLoop, StepBegan, StepEnded
 from dfirst.connector.side_channel import SideChannel
+from dfirst.connector.staging import PLACES, open_staging
 from dfirst.connector.step import Chunk, StepMetadata
 from dfirst.connector.trace import Tracer
 from dfirst.protocol.commands import Command, RemoteEngine, RemoteRank
@@ -30,6 +32,8 @@ LAYERS = 3
 BLOCKS = 32
 HEADS = 2
 CONTENT = 16
+BLOCK_BYTES = HEADS * BLOCK_SIZE * CONTENT
+ALWAYS_STAGE = CostModel(descriptor=1.0, byte=0.0, copied_byte=0.0, part=-1.0)
 
 
 @dataclass
@@ -73,9 +77,16 @@ class Rank:
 
 
 def start_rank(
-    name: str, timing: Timing, fill: int | None = None, trace: str = "", keys: CurveKeys | None = None
+    name: str,
+    timing: Timing,
+    fill: int | None = None,
+    trace: str = "",
+    keys: CurveKeys | None = None,
+    staged: bool = False,
 ) -> Rank:
-    """Start a rank that is a whole engine; its cache holds random bytes, or ``fill`` everywhere."""
+    """Start a rank that is a whole engine; its cache holds random bytes, or ``fill`` everywhere. ``staged``
+    has it stage every copy, in parts of one block.
+    """
     shape = (LAYERS, BLOCKS, HEADS, BLOCK_SIZE, CONTENT)
     generator = np.random.default_rng(7)
     cache = generator.integers(0, 255, shape, dtype=np.uint8)
@@ -84,6 +95,10 @@ def start_rank(
     engine = MooncakeEngine(HOST, "tcp", timing.copy_timeout_seconds, timing.quarantine_seconds)
     base = cache.ctypes.data
     engine.register([(base, cache.nbytes)])
+    staging = None
+    if staged:
+        size = 4 * PLACES * BLOCK_BYTES
+        staging = open_staging(engine, [(base, cache.nbytes)], size, (), BLOCK_BYTES, ALWAYS_STAGE)
     channel = SideChannel(HOST, range(0), keys)
     shard = Shard(
         total_kv_heads=HEADS,
@@ -106,8 +121,15 @@ def start_rank(
     )
     directory = Directory(engine_id=name, model="m", layout=f"{HEADS} heads", ranks=(entry,))
     tracer = Tracer(trace, name, 0, "rank")
-    core = RankCore(timing, sender, tracer)
-    loop = RankLoop(core, channel, shard, lambda loop: DataPath(engine, loop.post), tracer)
+    core = RankCore(timing, sender, tracer, staging.slots if staging else ())
+    loop = RankLoop(
+        core,
+        channel,
+        shard,
+        lambda loop: DataPath(engine, loop.post, staging=staging, want_part=loop.want_part),
+        tracer,
+        staging,
+    )
     loop.start()
     loop.post(StepBegan(StepMetadata(directory=directory)))
     return Rank(cache, core, loop, engine, directory, [])

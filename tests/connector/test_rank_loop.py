@@ -30,9 +30,11 @@ CACHED = 4
 PATTERN = 0xEE
 
 
-@pytest.fixture
-def pair() -> Iterator[tuple[Rank, Rank]]:
-    prefill, decode = start_rank("P", TIMING), start_rank("D", TIMING, fill=PATTERN)
+@pytest.fixture(params=["direct", "staged"])
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Rank, Rank]]:
+    staged = request.param == "staged"
+    prefill = start_rank("P", TIMING, staged=staged)
+    decode = start_rank("D", TIMING, fill=PATTERN, staged=staged)
     yield prefill, decode
     prefill.stop()
     decode.stop()
@@ -159,3 +161,17 @@ def test_a_decode_engine_that_never_comes_leaves_the_blocks_after_the_hold_time(
     prefill, _ = pair
     prefill.step(offer())
     wait_until(lambda: prefill.outcomes() == [SENT])
+
+
+def test_staged_copies_go_through_the_owners_slot() -> None:
+    prefill, decode = start_rank("P", TIMING, staged=True), start_rank("D", TIMING, PATTERN, staged=True)
+    prefill.step(offer())
+    decode.step(pull(prefill))
+    wait_until(lambda: decode.outcomes() == [RECEIVED])
+    check_arrived(prefill, decode)
+    wait_until(lambda: prefill.outcomes() == [SENT])
+    parts = len(PREFILL_BLOCKS) - 1  # of one block and layer each, but for those that are cached
+    assert prefill.core.observer.rows["OL23"] == parts * prefill.cache.shape[0]
+    assert len(prefill.core.slots._free) == 2
+    prefill.stop()
+    decode.stop()

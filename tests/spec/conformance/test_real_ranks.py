@@ -28,10 +28,11 @@ DECODE_BLOCKS = (20, 2, 3, 7)
 PROMPT = 14
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[tuple[Rank, Rank]]:
-    prefill = start_rank("P", TIMING, trace=str(tmp_path))
-    decode = start_rank("D", TIMING, fill=0xEE, trace=str(tmp_path))
+@pytest.fixture(params=["direct", "staged"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Rank, Rank]]:
+    staged = request.param == "staged"
+    prefill = start_rank("P", TIMING, trace=str(tmp_path), staged=staged)
+    decode = start_rank("D", TIMING, fill=0xEE, trace=str(tmp_path), staged=staged)
     yield prefill, decode
     prefill.stop()
     decode.stop()
