@@ -24,8 +24,10 @@ _LOAD_BYTE, _LOAD_WORD = 0x30, 0x20
 _SHIFT_RIGHT, _JUMP_EQUAL, _RETURN = 0x74, 0x15, 0x06
 _DESTINATION_OFFSET_BYTES = 16
 _ACCEPT_SECONDS = 0.1
-_ONE_AT_A_TIME = threading.Lock()
-"""Two blocks at once would each take the other's sockets, and its short-lived duplicates, for their own."""
+ONE_AT_A_TIME = threading.RLock()
+"""Held by whoever compares this process's sockets before and after something: two at once would each take the
+other's sockets, and the duplicates through which it looks at them, for what it waits for.
+"""
 
 
 @contextlib.contextmanager
@@ -34,7 +36,7 @@ def keep_to_address(host: str) -> Iterator[None]:
 
     ``host`` must be an IPv4 address: a name may mean another address to the peers than it means here.
     """
-    with _ONE_AT_A_TIME:
+    with ONE_AT_A_TIME:
         before = _listening_everywhere()
         yield
         for number in _listening_everywhere() - before:

@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from .fresh_ports import all_fresh, listening_ports
-from .listeners import keep_to_address
+from .listeners import ONE_AT_A_TIME, keep_to_address
 
 logger = logging.getLogger(__name__)
 
@@ -315,9 +315,11 @@ class MooncakeEngine:
     def _new_engine(self, serves: bool = False) -> Any:
         refused = []  # until there is another: their ports cannot be drawn again
         for _ in range(_MOST_DRAWS):
-            before = listening_ports()
-            engine = self._started_engine()
-            if all_fresh(listening_ports() - before, self._rest_seconds, keep=serves):
+            with ONE_AT_A_TIME:
+                before = listening_ports()
+                engine = self._started_engine()
+                fresh = all_fresh(listening_ports() - before, self._rest_seconds, keep=serves)
+            if fresh:
                 return engine
             refused.append(engine)
         raise RuntimeError(

@@ -3,6 +3,7 @@
 import builtins
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import dfirst.connector.mooncake_engine as mooncake_engine
 import numpy as np
@@ -23,6 +24,16 @@ def test_it_listens_on_the_configured_address_and_no_other(engine):
     socket.create_connection((host, int(port)), timeout=2).close()
     with pytest.raises(OSError, match="timed out"):
         socket.create_connection(("127.0.0.2", int(port)), timeout=0.5)
+
+
+def test_engine_objects_may_be_made_for_many_peers_at_once(engine):
+    with ThreadPoolExecutor(8) as pool:
+        movers = list(pool.map(lambda _: engine._take_spare(), range(32)))
+    ports = [mover.engine.get_rpc_port() for mover in movers]
+    assert len(set(ports)) == len(ports)
+    for port in ports:
+        with pytest.raises(OSError, match="timed out"):
+            socket.create_connection(("127.0.0.2", port), timeout=0.05)
 
 
 def test_writes_arrive_and_reads_return_them(engine):
