@@ -32,7 +32,7 @@ def copies(quick: Quick = False, json_file: JsonFile = None, plot: Plot = None, 
 @bench.command()
 def core(quick: Quick = False, json_file: JsonFile = None, plot: Plot = None) -> None:
     """The control plane alone: CPU, messages and memory of a transfer; the planner."""
-    from dfirst.spec.bench import run
+    from .core import run
 
     raise typer.Exit(run(quick, json_file, plot))
 
