@@ -199,6 +199,7 @@ class TraceFile:
                 sender=sender,
                 receiver=receiver,
                 sequence=getattr(message, "sequence", 0),
+                grant=getattr(message, "grant", 0),
                 lease_seconds=0.0 if answer == "gone" else getattr(message, "lease_seconds", 0.0),
                 answer=answer,
             )

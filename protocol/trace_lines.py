@@ -70,6 +70,8 @@ class MessageLine(TraceLine, frozen=True, kw_only=True, tag="message"):
     """
     sequence: int
     """The question's number; 0 where the message has none."""
+    grant: int
+    """What METADATA calls that which it lends, and what DONE says was copied; 0 in all others."""
     lease_seconds: float
     """For how long METADATA or an extending RENEWED lends; 0 in all others."""
     answer: str

@@ -91,6 +91,8 @@ class Debts:
     ) -> list[tuple[str, int]]:
         if effect == "refuse_parked":
             return [(ANYONE, 0)] * len(self._picture.parked.pop(key, ()))
+        if effect == "stage_again":
+            return [(line.peer, part) for part in sorted(self._picture.leg(PeerKey(key, line.peer)).parts)]
         if effect == "cancel_writers":
             return [(peer, 0) for peer in self._picture.lent_to(key)]
         if effect in ("answer_wait", "answer_gone") and cause is not None:

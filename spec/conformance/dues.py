@@ -12,6 +12,8 @@ from .violation import BrokenRule
 
 ANYONE = ""
 RENEWAL = "renew_lease"
+ASKS = {"outstanding", "part_outstanding"}
+"""Guards by which only the answer to one's own question is taken."""
 
 
 class Due(NamedTuple):
@@ -43,7 +45,7 @@ class Dues:
                 for row in table().machines[machine].transitions
                 if (row.source, row.event) == (state, event)
             ]
-            asks = any("outstanding" in row.guards for row in rows)
+            asks = any(ASKS & set(row.guards) for row in rows)
             if rows and not (asks and not self._outstanding(key, line)):
                 why = f"{line.message} came in state {state}"
                 self._open.append(Due(machine, event, key, line.sender, why))
@@ -70,7 +72,7 @@ class Dues:
 
     def _outstanding(self, key: Key, line: MessageLine) -> bool:
         leg = self._picture.legs_of(key).get(line.sender)
-        if leg is not None and line.message == "ACK":
+        if leg is not None and line.message in ("ACK", "STAGED"):
             return leg.awaits(line)
         # Of many questions only the newest are kept.
         return leg is not None and line.sequence in list(leg.asked)[-1:]

@@ -60,6 +60,24 @@ def _outstanding(picture: Picture, line: StepLine, cause: MessageLine | None) ->
     return None if cause is None else leg.awaits(cause)
 
 
+def _word_is_current(picture: Picture, line: StepLine, cause: MessageLine | None) -> bool | None:
+    lease = picture.lease(PeerKey(_key(line), line.peer))
+    if cause is None:
+        return None
+    return cause.grant == lease.grant if cause.message == "DONE" else cause.sequence >= lease.number
+
+
+def _new_part(picture: Picture, line: StepLine, cause: MessageLine | None) -> bool | None:
+    lease = picture.lease(PeerKey(_key(line), line.peer))
+    taken = cause is None or cause.sequence in lease.parts or cause.sequence <= lease.number
+    return False if taken else None  # whether another is at work in its place no line tells
+
+
+def _part_ended(picture: Picture, line: StepLine, cause: MessageLine | None) -> bool | None:
+    lease = picture.lease(PeerKey(_key(line), line.peer))
+    return None if cause is not None and cause.sequence in lease.parts else False
+
+
 def _ended_in_time(picture: Picture, line: StepLine, _cause: MessageLine | None) -> bool | None:
     late = line.time >= picture.leg(PeerKey(_key(line), line.peer)).lease_until + picture.tolerance_seconds
     return False if picture.reads(_key(line)) and late else None
@@ -108,6 +126,10 @@ def _all_quiet(picture: Picture, line: StepLine, _cause: MessageLine | None) -> 
 
 JUDGES: dict[str, Judge] = {
     "outstanding": _outstanding,
+    "part_outstanding": _outstanding,
+    "word_is_current": _word_is_current,
+    "new_part": _new_part,
+    "part_ended": _part_ended,
     "ended_in_time": _ended_in_time,
     "any_lent": _any_lent,
     "all_over": _all_over,

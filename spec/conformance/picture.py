@@ -47,11 +47,17 @@ class Leg:
     renewals: dict[int, float] = field(default_factory=dict)
     lease_until: float = 0.0
     in_flight: bool = False
+    grant: int = 0
+    parts: set[int] = field(default_factory=set)
+    """Parts that were asked for and have not been handed on."""
+    newest_part: int = 0
 
     def awaits(self, answer: MessageLine) -> bool:
         """Return whether an answer is to a question that had been asked by then, or an ACK to the word."""
         if answer.message == "ACK":
             return answer.sequence == self.word_number
+        if answer.message == "STAGED":
+            return answer.sequence in self.parts
         asked = self.renewals if answer.message == "RENEWED" else self.asked
         return asked.get(answer.sequence, answer.time + 1) <= answer.time
 
@@ -64,6 +70,11 @@ class Lease:
     extended_at: float = 0.0
     at_work: int = 0
     """Parts that are being gathered or scattered for the mover."""
+    grant: int = 0
+    number: int = 0
+    """The newest question's that was granted."""
+    parts: set[int] = field(default_factory=set)
+    """Parts that were taken, or refused."""
 
 
 class Picture:
@@ -141,6 +152,8 @@ class Picture:
             lease.at_work += ("start_staging" in row.effects) - ("note_staged" in row.effects)
             if "extend" in row.effects:
                 lease.extended_at = line.time
+            if "new_part" in row.guards and cause is not None:
+                lease.parts.add(cause.sequence)
         else:
             self._transfer_step(key, line, row, cause)
 
@@ -150,11 +163,16 @@ class Picture:
             leg.lent = leg.copied = True
         if "take_lease" in row.effects and cause is not None:
             leg.lent = True
+            leg.grant = cause.grant
             leg.lease_until = max(leg.lease_until, leg.asked[cause.sequence] + cause.lease_seconds)
         if "extend_lease" in row.effects and cause is not None:
             leg.lease_until = max(leg.lease_until, leg.renewals[cause.sequence] + cause.lease_seconds)
         if "fail_leg" in row.effects:
             leg.failed = True
+        if "hand_on_part" in row.effects and cause is not None:
+            leg.parts.discard(cause.sequence)
+        if leg.state != "COPYING":
+            leg.parts.clear()
         for effect in row.effects:
             leg.last_word = LAST_WORDS.get(effect, leg.last_word)
         if "say_done" in row.effects:

@@ -16,7 +16,7 @@ from .debts import Debts
 from .dues import Dues
 from .files import TraceText
 from .guards import check_guards
-from .picture import QUIET, Entity, Key, Leg, PeerKey, Picture
+from .picture import QUIET, Entity, Key, Lease, Leg, PeerKey, Picture
 from .table import table
 from .violation import BrokenRule, Violation
 
@@ -118,6 +118,7 @@ class Replay:
         check_guards(self.picture, line, row, cause)
         self._check_renewal(line, cause)
         self._check_lease_end(line, row)
+        self._check_staged(line, row)
         self._check_hand_back(line, row)
         self.picture.step(line, row, cause)
         self._causes.told(line, row)
@@ -171,6 +172,10 @@ class Replay:
                 line.transfer,
             )
 
+    def _check_staged(self, line: StepLine, row: TransitionSpec) -> None:
+        if "note_staged" in row.effects and not self.picture.lease(PeerKey(_key(line), line.peer)).at_work:
+            raise BrokenRule("F2", f"{row.id} on {line.event}, but no part is at work", line.transfer)
+
     def _check_hand_back(self, line: StepLine, row: TransitionSpec) -> None:
         """Whatever its guards: a row that reports hands the blocks back."""
         if any(effect.startswith("report_") for effect in row.effects):
@@ -205,6 +210,10 @@ class Replay:
         elif line.message == "RENEW":
             self._check_copying(line, leg_key)
             self._ask(line, self.picture.leg(leg_key).renewals)
+        elif line.message == "METADATA":
+            self._grant(line, self.picture.lease(leg_key))
+        elif line.message == "STAGE":
+            self._stage(line, self.picture.leg(leg_key))
         elif line.message in ("DONE", "STOPPED"):
             self._last_word(line, self.picture.leg(leg_key))
         if self._debts.pay(line):
@@ -228,7 +237,27 @@ class Replay:
         asked[line.sequence] = line.time
 
     @staticmethod
+    def _stage(line: MessageLine, leg: Leg) -> None:
+        if line.sequence not in leg.parts and line.sequence <= leg.newest_part:
+            raise BrokenRule(
+                "R8", f"STAGE has number {line.sequence}, and {leg.newest_part} was asked for", line.transfer
+            )
+        leg.parts.add(line.sequence)
+        leg.newest_part = max(leg.newest_part, line.sequence)
+
+    @staticmethod
+    def _grant(line: MessageLine, lease: Lease) -> None:
+        if lease.grant not in (0, line.grant):
+            raise BrokenRule(
+                "R8", f"METADATA names grant {line.grant}, and {lease.grant} is lent", line.transfer
+            )
+        lease.grant = line.grant
+        lease.number = max(lease.number, line.sequence)
+
+    @staticmethod
     def _last_word(line: MessageLine, leg: Leg) -> None:
+        if line.message == "DONE" and line.grant != leg.grant:
+            raise BrokenRule("R8", f"DONE names grant {line.grant}, and {leg.grant} was lent", line.transfer)
         newest = max(leg.asked, default=line.sequence)
         if line.sequence != newest:
             raise BrokenRule(

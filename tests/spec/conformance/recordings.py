@@ -4,11 +4,14 @@ run, the same each time.
 
 from pathlib import Path
 
+from dfirst.protocol.commands import PartStaged, PartWanted
 from dfirst.protocol.timing import Timing
 
 from .traced_world import TracedWorld
 
 SECONDS = 1.0
+RUN = (64).to_bytes(8, "little")
+"""The length of a run."""
 
 
 def pull(directory: Path) -> None:
@@ -86,10 +89,39 @@ def copy_failed(directory: Path) -> None:
     world.end()
 
 
+def staged(directory: Path) -> None:
+    """Block-wise: gathered in two places; the answer for one is lost once, and it is answered again."""
+    world = TracedWorld(directory, 1, 1, met=True)
+    world.offer()
+    world.pull()
+    world.deliver()
+    [started] = world.copies["D0"]
+    for place in (0, 1):
+        world.give("D0", PartWanted(leg=started.leg, place=place, starts=bytes(8), lengths=RUN))
+    world.deliver()
+    world.lose("Staged")
+    _through(world, "P0")
+    world.deliver()
+    world.lose_nothing()
+    world.advance(world.timing.query_retry_seconds)
+    _through(world, "P0")
+    world.deliver()
+    world.advance(SECONDS)
+    world.finish_copies("D0")
+    world.advance(SECONDS)
+    world.end()
+
+
+def _through(world: TracedWorld, rank: str) -> None:
+    part = world.staging[rank].pop(0)
+    world.give(rank, PartStaged(key=part.key, mover=part.mover, place=part.place, reason=""))
+
+
 RECORDINGS = {
     "pull": pull,
     "push": push,
     "parked_and_renewed": parked_and_renewed,
     "push_cancelled": push_cancelled,
     "copy_failed": copy_failed,
+    "staged": staged,
 }
