@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 
+import pytest
 from dfirst.connector.push_feed import Layer, PushFeed
 from dfirst.connector.step import Chunk
 from dfirst.protocol.commands import LegKey
@@ -88,17 +89,25 @@ class PushingRank:
 def test_a_prompt_is_pushed_chunk_by_chunk_between_any_two_layouts(drawn, data):
     prefill, decode, prompt, cached, transfer_id = drawn
     ends = sorted(data.draw(st.sets(st.integers(1, prompt), max_size=4)) | {prompt})
-    push(Transfer(prefill, decode, prompt, cached, transfer_id), prefill, ends, data)
+    transfer = Transfer(prefill, decode, prompt, cached, transfer_id)
+    push(transfer, prefill, ends, lambda: data.draw(st.integers(0, len(ends))))
 
 
-def push(transfer: Transfer, prefill: Engine, ends: list[int], data) -> None:
+@pytest.mark.parametrize("interleave", [4, 2, 1])
+@pytest.mark.parametrize("opened_before", [0, 1, 3])
+def test_blocks_that_must_stay_whole_go_when_they_are_full_on_all_ranks_that_split_the_tokens(
+    interleave, opened_before
+):
+    prefill, decode = (
+        Engine(heads=2, tp=tp, dcp=2, interleave=interleave, sliceable=False, blocks=8) for tp in (8, 4)
+    )
+    push(Transfer(prefill, decode, prompt=29, cached=8), prefill, [4, 13, 29], lambda: opened_before)
+
+
+def push(transfer: Transfer, prefill: Engine, ends: list[int], opens: Callable[[], int]) -> None:
     for rank in transfer.sources:
         rank.buffer[:] = NOT_OF_THE_PROMPT  # nothing is computed yet
-    steps = len(ends)
-    ranks = [
-        PushingRank(transfer, rank, lambda: data.draw(st.integers(0, steps)))
-        for rank in range(len(transfer.sources))
-    ]
+    ranks = [PushingRank(transfer, rank, opens) for rank in range(len(transfer.sources))]
     for step, (start, end) in enumerate(itertools.pairwise([0, *ends])):
         write_prompt(transfer.sources, transfer.from_blocks, range(start, end))
         blocks = tuple(transfer.from_blocks[: prefill.blocks_for(end)])
@@ -107,6 +116,6 @@ def push(transfer: Transfer, prefill: Engine, ends: list[int], data) -> None:
             rank.open(step)
             rank.step(chunk)
     for rank in ranks:
-        rank.open(steps)
+        rank.open(len(ends))
         assert list(rank.data.ends.values()) == ["closed"] * len(rank.legs)
     transfer.check()

@@ -6,6 +6,7 @@ must be as it was. Only the slots behind the prompt's end in its last block may 
 """
 
 import ctypes
+import itertools
 import random
 from dataclasses import dataclass, field
 
@@ -109,9 +110,14 @@ def region_of(layer: int, part: str, view: np.ndarray, engine: Engine) -> Region
     )
 
 
-def directory(engine: Engine, ranks: list[Rank] | None = None, name: str = "engine") -> Directory:
+_numbers = itertools.count(1)
+
+
+def directory(engine: Engine, ranks: list[Rank] | None = None, name: str = "") -> Directory:
+    """An engine as it says of itself; without a name it gets one that no other has."""
     entries = tuple(rank.entry for rank in ranks or build(engine))
     layout = f"{engine.sizes}, {engine.heads} KV heads, stages {engine.stages}"
+    name = name or f"engine-{next(_numbers)}"
     return Directory(engine_id=name, model=engine.model, layout=layout, ranks=entries)
 
 

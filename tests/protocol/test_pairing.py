@@ -71,7 +71,7 @@ def with_shard(engine: Directory, rank: int, **changes: object) -> Directory:
         else entry
         for entry in engine.ranks
     ]
-    return msgspec.structs.replace(engine, ranks=tuple(ranks))
+    return msgspec.structs.replace(engine, engine_id=f"{engine.engine_id}-changed", ranks=tuple(ranks))
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_an_engine_without_ranks_or_with_one_twice_is_refused():
     good = directory(Engine())
     for ranks, reason in (((), "no ranks"), (good.ranks * 2, "lists a rank twice")):
         with pytest.raises(LayoutMismatch, match=reason):
-            plan_pair(msgspec.structs.replace(good, ranks=ranks), good)
+            plan_pair(msgspec.structs.replace(good, engine_id="other", ranks=ranks), good)
 
 
 def test_a_directory_made_to_be_expensive_is_refused_or_planned_quickly():
@@ -165,8 +165,10 @@ def test_a_directory_made_to_be_expensive_is_refused_or_planned_quickly():
     engine = directory(Engine(heads=1))
     started = time.thread_time()
     with pytest.raises(LayoutMismatch, match="has 1025 ranks, more than 1024"):
-        check_pair(engine, msgspec.structs.replace(engine, ranks=ranks(MAX_RANKS + 1, entry.shard)))
-    hostile = msgspec.structs.replace(engine, ranks=ranks(MAX_RANKS, odd))
+        check_pair(
+            engine, msgspec.structs.replace(engine, engine_id="many", ranks=ranks(MAX_RANKS + 1, entry.shard))
+        )
+    hostile = msgspec.structs.replace(engine, engine_id="odd", ranks=ranks(MAX_RANKS, odd))
     for prefill, decode in ((engine, hostile), (hostile, directory(Engine(heads=1, tp=6, dcp=3)))):
         pair = plan_pair(prefill, decode)
         plan = pair.request("t", 100_000, 0)
