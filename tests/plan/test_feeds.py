@@ -19,7 +19,7 @@ def test_a_prompt_in_chunks_that_end_anywhere_arrives_whole(pair: Pair) -> None:
         push_with_feeds(prefill, decode, request, chunk_ends, lent_before_chunk)
 
 
-@settings(max_examples=100, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases(), st.lists(st.integers(1, 80), max_size=4), st.integers(0, 5))
 def test_random_layouts_are_pushed_whole(case: Case, ends: list[int], lent: int) -> None:
     assume(must_work(case.prefill, case.decode))

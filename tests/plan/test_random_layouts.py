@@ -13,17 +13,26 @@ DRAWN = {"derandomize": True, "deadline": None, "suppress_health_check": list(He
 
 
 def hold_to_the_definition(case: Case) -> None:
-    """Move the prompt in both ways; a refusal must be right."""
+    """Move the prompt in both ways; a refusal must be right, and name both layouts."""
+    refusal = refused(case)
     allowed = must_work(case.prefill, case.decode)
+    if not refusal:
+        event("moved" if allowed else "moved, could have been refused")
+        return
+    event("refused")
+    assert not allowed, f"whole numbers allow this pair: {refusal}"
+    for side in (case.prefill, case.decode):
+        assert side.parallel.describe() in refusal
+
+
+def refused(case: Case) -> str:
+    """Move the prompt in both ways and check every byte; return why it was refused, if it was."""
     try:
         pull(case.prefill, case.decode, case.request)
         push(case.prefill, case.decode, case.request, case.chunk_ends)
     except LayoutMismatch as refusal:
-        event("refused")
-        if allowed:
-            raise AssertionError(f"whole numbers allow this pair: {refusal}") from refusal
-        return
-    event("moved" if allowed else "moved, could have been refused")
+        return str(refusal)
+    return ""
 
 
 @settings(max_examples=FEW, **DRAWN)
