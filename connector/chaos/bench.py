@@ -42,12 +42,13 @@ TICK_SECONDS = 0.03
 RESTART_SECONDS = 400.0
 DRAIN_SECONDS = 150.0
 """For the requests under way at the end: longer than any of them may take."""
-NO_PUSH_SECONDS = 20.0
+NO_PUSH_SECONDS = 40.0
 """For pushes to end before a worker is stopped for longer than their lease."""
 LAST_QUESTIONS = 4
 """In each mode, when all faults are over."""
 TRIES = 3
 """Requests that are sent out to be dropped in some state; not every one gets there."""
+OUTAGE_PAUSE_SECONDS = 0.5
 DURING_OUTAGE_REQUESTS = 2
 """Under way while an engine starts again: it needs the cores more."""
 
@@ -98,6 +99,8 @@ class Bench:
         self._upheaval = asyncio.Lock()
         self._crowded_until = 0.0
         self._over = False
+        self._next_at = 0.0
+        """When the next request may be sent, in seconds after the start."""
 
     async def run(self) -> None:
         """Carry out the plan and wait for everything that it set going."""
@@ -123,7 +126,7 @@ class Bench:
                 wanted = self._plan.requests_at(passed)
                 if self.outages.away("prefill", "decode"):
                     wanted = min(wanted, DURING_OUTAGE_REQUESTS)
-                while len(self._requests) < wanted:
+                while len(self._requests) < wanted and passed >= self._next_at:
                     self._next_request(passed)
             await asyncio.sleep(TICK_SECONDS)
 
@@ -144,6 +147,9 @@ class Bench:
 
     def _next_request(self, passed: float) -> None:
         self._numbers += 1
+        if self.outages.away("prefill", "decode"):
+            # An error comes at once: asking again at once would only keep the cores from the engine.
+            self._next_at = passed + OUTAGE_PAUSE_SECONDS
         wish = self._take_wish()
         crowd = passed < self._crowded_until
         asked = question(

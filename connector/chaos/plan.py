@@ -16,7 +16,7 @@ ServerName = Literal["prefill", "decode", "router"]
 ENGINES: tuple[EngineName, ...] = ("prefill", "decode")
 MODES: tuple[Mode, ...] = ("blockwise", "blockwise-d-first", "layerwise")
 
-MESSAGES_A_SECOND = 1.8
+MESSAGES_A_SECOND = 2.4
 COPIES_A_SECOND = 0.16
 HANG_UPS_A_SECOND = 0.14
 ABORTS_A_SECOND = 0.07
