@@ -20,7 +20,7 @@ from .body import engine_body, prefill_body
 from .cancel import RankAddress, TransferCanceller
 from .directories import Directories, PrefillAddress
 from .engines import Engine, EnginePool
-from .errors import EngineError, EngineRejected, RouterError
+from .errors import EngineError, RouterError
 from .metrics import RouterMetrics
 from .settings import Mode, RouterSettings
 from .throttle import Throttle
@@ -243,8 +243,8 @@ class Flows:
             with anyio.fail_after(seconds):
                 async with self._link.open(pool or self.prefill, call) as response:
                     return call.engine_url, await response.aread()
-        except EngineRejected:
-            raise  # it holds nothing
+        except RouterError:
+            raise  # it refused, or is away: it holds nothing for this transfer
         except BaseException as error:
             if transfer.mode is Mode.BLOCKWISE:
                 # The answer, which says where the blocks are held, is lost; they may be held all the same.
