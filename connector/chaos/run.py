@@ -1,7 +1,6 @@
 """`dfirst chaos`: one engine answers all prompts once, then a pair answers them while it is being broken."""
 
 import asyncio
-import re
 import shutil
 import time
 from collections import Counter
@@ -25,6 +24,7 @@ from .accounts import SHOWN, BlocksHeld, ChaosReport, count, sums_of, told
 from .bench import Bench
 from .follower import TraceFollower
 from .load import Pool
+from .logs import errors_logged
 from .orders import COPY_FAULTS, MESSAGE_FAULTS, FaultDesk
 from .plan import Plan, make_plan
 from .ports import free_port_range
@@ -52,10 +52,6 @@ TIMERS: dict[str, float] = {
     "stall_allowance_seconds": 1.5,
 }
 """Short, so that much comes to its end in a short run."""
-OUR_MODULES = "|".join(
-    sorted(path.stem for path in Path(__file__).parent.parent.glob("*.py") if path.stem != "__init__")
-)
-OUR_ERRORS = re.compile(rf"ERROR \S+ \S+ \[(?:\S*/)?(?:{OUR_MODULES})\.py:\d+\] (.*)")
 
 
 class ChaosSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,7 +194,7 @@ def _report(
         kinds[fault.fault if fault.fault in COPY_FAULTS else f"message {fault.fault}"] += 1
     kinds[PREEMPTED] += bench.preemptions
     sums = sums_of(bench.answers, bench.outages, frozenset(bench.abort_allowed))
-    errors = _errors_logged(work / "logs")
+    errors = errors_logged(work / "logs")
     violation = conformance.violation
     findings = [
         *told("wrong answer", sums.wrong),
@@ -234,13 +230,3 @@ def _report(
         errors_logged=len(errors),
         findings=findings,
     )
-
-
-def _errors_logged(logs: Path) -> list[str]:
-    found = []
-    for log in sorted(logs.glob("*.log")):
-        for line in log.read_text(errors="replace").splitlines():
-            error = OUR_ERRORS.search(line)
-            if error:
-                found.append(f"{log.name}: {error.group(1)}")
-    return found
