@@ -80,10 +80,18 @@ def decode_extra_config(settings: Mapping[str, Any] | None) -> ExtraConfig:
     try:
         config = msgspec.convert(dict(settings or {}), ExtraConfig)
     except msgspec.ValidationError as error:
-        known = ", ".join(sorted(ExtraConfig.__struct_fields__))
-        raise ValueError(f"{_CANNOT_BE_USED}: {error}. Known settings: {known}") from error
+        raise ValueError(f"{_CANNOT_BE_USED}: {_in_words(error, settings or {})}") from error
     _check(config)
     return config
+
+
+def _in_words(error: msgspec.ValidationError, settings: Mapping[str, Any]) -> str:
+    """Return the error with the value that it is about, or with the names that would have been right."""
+    what, _, path = str(error).partition(" - at ")
+    name = path.strip("`$.").partition("[")[0]
+    if name in settings:
+        return f"{name} is {settings[name]!r}: {what[:1].lower()}{what[1:]}"
+    return f"{error}. Known settings: {', '.join(sorted(ExtraConfig.__struct_fields__))}"
 
 
 _CANNOT_BE_USED = "kv_connector_extra_config of DFirstConnector cannot be used"

@@ -66,6 +66,11 @@ def _rdma_devices() -> list[Path]:
     return sorted(_INFINIBAND_DEVICES.iterdir()) if _INFINIBAND_DEVICES.is_dir() else []
 
 
+def check_library() -> None:
+    """Raise ``RuntimeError`` with one sentence if the Transfer Engine cannot be loaded here."""
+    _engine_class()
+
+
 def _engine_class() -> Any:
     try:
         from mooncake.engine import TransferEngine

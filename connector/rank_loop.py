@@ -202,6 +202,10 @@ class RankLoop:
     def _finish(self) -> None:
         # The copies have ended by now: peers hear of it, instead of waiting for their leases to end.
         self._take_items()
+        try:
+            self._perform(self._core.end("this engine stops", boot_clock()))
+        except Exception:
+            logger.exception("peers could not be told that this engine stops")
         with self._pipe_lock:
             self._ended = True
             os.close(self._wake_read)

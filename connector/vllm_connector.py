@@ -1,7 +1,7 @@
 """``DFirstConnector``: vLLM's connector interface, and nothing else. The two sides behind it do the work."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +15,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from ..protocol.effects import FAILED, RECEIVED, SENT
-from .extra_config import decode_extra_config
+from .extra_config import ExtraConfig, decode_extra_config
+from .mooncake_engine import check_library
 from .scheduler_side import SchedulerSide
 from .stats import TransferMetrics, TransferStats
 from .step import StepMetadata
@@ -38,6 +39,16 @@ WANTED_LAYOUT = "LBHNC"
 """A layer's blocks outside its heads: a head's slab of a block is one run, so that unequal TP moves few
 runs.
 """
+
+
+def check_start(extra_config: Mapping[str, Any] | None) -> ExtraConfig:
+    """Return the settings; raise with one sentence if they, or this host, would stop the start later on.
+
+    vLLM asks for a connector's wishes early, as a rule before it loads the model: what is wrong shows there.
+    """
+    config = decode_extra_config(extra_config)
+    check_library()
+    return config
 
 
 class DFirstConnector(KVConnectorBase_V1, SupportsHMA):
@@ -71,13 +82,15 @@ class DFirstConnector(KVConnectorBase_V1, SupportsHMA):
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> str | None:
         """Ask for blocks outside heads; MLA has one head, and its backends choose."""
+        if vllm_config.kv_transfer_config is not None:
+            check_start(vllm_config.kv_transfer_config.kv_connector_extra_config)
         model = vllm_config.model_config
         return None if model is None or getattr(model, "use_mla", False) else WANTED_LAYOUT
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any] | None) -> bool:
         """A layer-wise push runs between the layers, which a whole captured graph has no room for."""
-        return "layerwise" in decode_extra_config(extra_config).modes
+        return "layerwise" in check_start(extra_config).modes
 
     # Scheduler side
 

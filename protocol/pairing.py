@@ -38,6 +38,8 @@ def check_pair(prefill: Directory, decode: Directory) -> None:
 
 
 def _reasons(prefill: Directory, decode: Directory) -> Iterator[str]:
+    if prefill.engine_id == decode.engine_id:
+        yield f"both are called {_cut(prefill.engine_id)}: give each its own engine_id in kv_transfer_config"
     if prefill.model != decode.model:
         yield f"they serve different models ({_cut(prefill.model)} and {_cut(decode.model)})"
     sides = (("prefill", prefill), ("decode", decode))

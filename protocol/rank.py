@@ -118,6 +118,20 @@ class RankCore:
                 self._ask_renewal(renewal)
         return self._settle()
 
+    def end(self, reason: str, now: float) -> list[Effect]:
+        """Take every transfer back, since this process ends, and return what is to be told to peers.
+
+        Movers say STOPPED, owners of blocks that are written to say CANCEL. Who reads from this rank notices
+        by itself: its reads fail.
+        """
+        self.now = max(self.now, now)
+        pushed_to = [owner for owner in self.owners.values() if owner.mode == LAYERWISE]
+        for entity in (*self.movers.values(), *pushed_to):
+            if entity.state != "FREED":
+                entity.fire("abort", AbortTransfer(entity.key, reason))
+                self._drain()
+        return self._settle()
+
     def next_deadline(self) -> float | None:
         """Return the time at which ``tick`` has something to do; None if never."""
         while self._timers and self._timers[0][2].timers.get(self._timers[0][3]) != self._timers[0][0]:

@@ -83,6 +83,7 @@ def start_rank(
     trace: str = "",
     keys: CurveKeys | None = None,
     staged: bool = False,
+    model: str = "m",
 ) -> Rank:
     """Start a rank that is a whole engine; its cache holds random bytes, or ``fill`` everywhere. ``staged``
     has it stage every copy, in parts of one block.
@@ -119,7 +120,7 @@ def start_rank(
         data_address=engine.data_address,
         shard=shard,
     )
-    directory = Directory(engine_id=name, model="m", layout=f"{HEADS} heads", ranks=(entry,))
+    directory = Directory(engine_id=name, model=model, layout=f"{HEADS} heads", ranks=(entry,))
     tracer = Tracer(trace, name, 0, "rank")
     core = RankCore(timing, sender, tracer, staging.slots if staging else ())
     loop = RankLoop(

@@ -41,7 +41,9 @@ def test_one_port_is_a_range_too() -> None:
     ("settings", "words"),
     [
         ({"lease_second": 5}, ["lease_second", "Known settings", "lease_seconds"]),
-        ({"lease_seconds": "5"}, ["lease_seconds", "Expected `float`, got `str`"]),
+        ({"lease_seconds": "5"}, ["lease_seconds is '5'", "expected `float`, got `str`"]),
+        ({"modes": ["layerwise", 3]}, ["modes is ['layerwise', 3]", "expected `str`, got `int`"]),
+        ({"host": 5}, ["host is 5", "expected `str`"]),
         ({"lease_seconds": 0}, ["lease_seconds is 0", "above 0"]),
         ({"hold_seconds": -1.5}, ["hold_seconds is -1.5", "above 0"]),
         ({"hold_seconds": float("nan")}, ["hold_seconds is nan"]),

@@ -1,6 +1,7 @@
 """The connector as vLLM finds, asks, starts and stops it."""
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -152,7 +153,8 @@ def test_a_hook_of_the_other_side_is_a_mistake_that_is_said() -> None:
     ],
 )
 def test_it_asks_for_heads_inside_blocks_where_a_model_has_several(model: Any, layout: str | None) -> None:
-    assert DFirstConnector.get_required_kvcache_layout(SimpleNamespace(model_config=model)) == layout
+    config = SimpleNamespace(model_config=model, kv_transfer_config=transfer_config())
+    assert DFirstConnector.get_required_kvcache_layout(config) == layout
 
 
 @pytest.mark.parametrize(
@@ -161,6 +163,24 @@ def test_it_asks_for_heads_inside_blocks_where_a_model_has_several(model: Any, l
 )
 def test_graphs_are_cut_between_layers_where_layers_are_pushed(settings: Any, piecewise: bool) -> None:
     assert DFirstConnector.requires_piecewise_for_cudagraph(settings) is piecewise
+
+
+@pytest.mark.parametrize("settings", [{"lease_seconds": "5"}, {"curve_keys": "/nowhere"}, {"no_such": 1}])
+def test_a_wrong_setting_shows_before_the_model_is_loaded(settings: dict) -> None:
+    """Both are asked while vLLM makes its configuration, or before it measures memory."""
+    with pytest.raises(ValueError, match=r"kv_connector_extra_config of DFirstConnector cannot be used: .+"):
+        DFirstConnector.requires_piecewise_for_cudagraph(settings)
+    config = SimpleNamespace(
+        model_config=None, kv_transfer_config=transfer_config(kv_connector_extra_config=settings)
+    )
+    with pytest.raises(ValueError, match=r"kv_connector_extra_config of DFirstConnector cannot be used: .+"):
+        DFirstConnector.get_required_kvcache_layout(config)
+
+
+def test_a_missing_library_shows_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mooncake.engine", None)
+    with pytest.raises(RuntimeError, match=r"the Mooncake Transfer Engine cannot be loaded .*libibverbs1"):
+        DFirstConnector.requires_piecewise_for_cudagraph({})
 
 
 # Logging
