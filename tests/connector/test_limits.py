@@ -1,4 +1,4 @@
-"""What a peer says is checked before it is used: what is outside the limits is answered and changes nothing."""
+"""What a peer says is checked before it is used: outside the limits it is answered and changes nothing."""
 
 from collections.abc import Iterator
 from typing import Any
