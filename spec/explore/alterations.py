@@ -53,6 +53,8 @@ class Mutant:
     change: Change
     rows: frozenset[str] = frozenset()
     """The rows that it touches: a world that takes none of them cannot notice it. Empty: any world may."""
+    shows_in: str = ""
+    """The world that is tried first, where the small ones are known not to show it."""
 
 
 def spec_mutants() -> Iterator[Mutant]:

@@ -7,7 +7,7 @@ rule begins to hold, the rank is asked on the side what it would answer now; the
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from dfirst.protocol.commands import AcceptPush, Command, OfferBlocks
+from dfirst.protocol.commands import AbortTransfer, AcceptPush, Command, OfferBlocks
 from dfirst.protocol.effects import Effect, Reply, Report, Send
 from dfirst.protocol.lease import write_tail_seconds
 from dfirst.protocol.messages import (
@@ -103,6 +103,10 @@ class Answers:
         """Hold the reaction to a command against the rules."""
         if isinstance(command, OfferBlocks | AcceptPush) and not _reports(reaction):
             self._check_hold(site, reaction, command.key)
+        elif isinstance(command, AbortTransfer):
+            _check_stops(self.sites.names[site], reaction, command.key, "an abort")
+            if any(owner[KEY] == command.key for owner in reaction.after[OWNERS]):
+                self._check_refuses(site, sender, reaction.became, command.key, "an abort")
         self.check_released(site, sender, reaction)
 
     def check_released(self, site: int, sender: Sender, reaction: Reaction) -> None:
@@ -139,16 +143,15 @@ class Answers:
 
     def _check_hold(self, site: int, reaction: Reaction, key: TransferKey) -> None:
         """Blocks that nobody asks for are held for the hold time, and no longer than the deadline (R9)."""
-        place = sum(1 + len(mover[LEGS]) for mover in reaction.after[MOVERS])
         name = self.sites.names[site]
-        for owner in reaction.after[OWNERS]:
-            if owner[KEY] == key:
-                timers = {timer: at for at, which, timer in reaction.after[TIMERS] if which == place}
-                if timers.get("hold_end", 0.0) < self.timing.hold_seconds:
-                    raise Violation("R9", f"{name} holds its blocks for less than the hold time")
-                if "deadline" not in timers:
-                    raise Violation("R9", f"{name} waits without a deadline")
-            place += 1 + len(owner[LEASES])
+        for place, transfer in _places(reaction.after):
+            if transfer[KEY] != key:
+                continue
+            timers = {timer: at for at, which, timer in reaction.after[TIMERS] if which == place}
+            if timers.get("hold_end", 0.0) < self.timing.hold_seconds:
+                raise Violation("R9", f"{name} holds its blocks for less than the hold time")
+            if "deadline" not in timers:
+                raise Violation("R9", f"{name} waits without a deadline")
 
     def _check_cancelled(self, site: int, sender: Sender, reaction: Reaction, message: Cancel) -> None:
         """CANCEL: an owner lends no more and refuses renewals; a mover issues no more copies (rule R8)."""
@@ -156,9 +159,8 @@ class Answers:
             if any(owner[KEY] == message.key for owner in reaction.after[OWNERS]):
                 self._check_refuses(site, sender, reaction.became, message.key, "CANCEL")
             return
-        legs = (leg for mover in reaction.after[MOVERS] if mover[KEY] == message.key for leg in mover[LEGS])
-        if any(leg[LEG_STATE] == "COPYING" for leg in legs):
-            raise Violation("R8", f"{self.sites.names[site]} goes on with copies after CANCEL")
+        if self.sites.configuration.layerwise:
+            _check_stops(self.sites.names[site], reaction, message.key, "CANCEL")
 
     def _check_refuses(self, site: int, sender: Sender, core: int, key: TransferKey, after: str) -> None:
         name = self.sites.names[site]
@@ -190,6 +192,25 @@ class Answers:
             cached_tokens=PROMPT_TOKENS if configuration.all_cached else 0,
             tail_seconds=write_tail_seconds(self.timing) if configuration.layerwise else 0.0,
         )
+
+
+def _check_stops(name: str, reaction: Reaction, key: TransferKey, after: str) -> None:
+    """A mover that gives a transfer up asks no more and issues no more copies (rule R8)."""
+    legs = (leg for mover in reaction.after[MOVERS] if mover[KEY] == key for leg in mover[LEGS])
+    if any(leg[LEG_STATE] in ("METADATA_QUERY", "COPYING") for leg in legs):
+        raise Violation("R8", f"{name} goes on with questions or copies after {after}")
+
+
+def check_times(name: str, reaction: Reaction) -> None:
+    """The hold time and the deadline end the waiting that they are there for (rule R9)."""
+    waiting = {transfer[KEY]: transfer[TRANSFER_STATE] for transfer in _transfers(reaction.after)}
+    for place, transfer in _places(reaction.before):
+        rang = {timer for at, which, timer in reaction.before[TIMERS] if which == place and at <= 0}
+        state = waiting.get(transfer[KEY], "")
+        if "deadline" in rang and state in ("METADATA_QUERY", *PENDING):
+            raise Violation("R9", f"{name} waits in {state} beyond its deadline")
+        if "hold_end" in rang and state in ("PARKED", "METADATA_QUERY"):
+            raise Violation("R9", f"{name} waits in {state} beyond the hold time")
 
 
 def _check_stranger(name: str, reaction: Reaction, message: Message) -> None:
@@ -287,6 +308,22 @@ def lease_ends(code: Code) -> dict[Any, float]:
     """Return the end of each lease under which a mover copies."""
     legs = ((mover[KEY], leg) for mover in code[MOVERS] for leg in mover[LEGS])
     return {(key, leg[PEER]): leg[LEASE_UNTIL] for key, leg in legs if leg[LEG_STATE] == "COPYING"}
+
+
+def _transfers(code: Code) -> Iterator[Code]:
+    yield from code[MOVERS]
+    yield from code[OWNERS]
+
+
+def _places(code: Code) -> Iterator[tuple[int, Code]]:
+    """Yield each transfer with its place among all that have timers."""
+    place = 0
+    for mover in code[MOVERS]:
+        yield place, mover
+        place += 1 + len(mover[LEGS])
+    for owner in code[OWNERS]:
+        yield place, owner
+        place += 1 + len(owner[LEASES])
 
 
 def _reports(reaction: Reaction) -> set[TransferKey]:

@@ -11,7 +11,13 @@ def explore(
     config: Annotated[
         str | None, typer.Option(metavar="NAME", help="One world of the set instead of all.")
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="The counts, as JSON.")] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--json",
+            help="The counts, or the mutants' verdicts as they come: a hunt cut short goes on from it.",
+        ),
+    ] = None,
     replay: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Take the steps of a scenario file again.")
     ] = None,

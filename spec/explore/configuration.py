@@ -56,6 +56,8 @@ class Configuration:
     """Batches of copies in a leg, and layers' worth of computing in a push."""
     met: bool = True
     """Whether the engines know each other's layout from the start."""
+    owner_met: bool = False
+    """Whether the owner knows the mover's layout, though nobody else knows anybody's."""
     prefill_first: bool = True
     """Block-wise: whether D hears of the request only when P has computed the prompt."""
     attempts: bool = False
@@ -81,7 +83,9 @@ class Configuration:
     harmless_faults: int = 1
     """So many messages lost, repeated or late must not fail a transfer (rule R9)."""
     told_apart: bool = False
-    """Whether states that met other kinds of faults are other states, so that each kind has its bounds."""
+    """Whether states that met other kinds of faults are other states, so that each kind has its bounds; slow
+    copies then stay slow when faults stop.
+    """
     orderly: bool = False
     """Whether letters and steps come in one fixed order, and another order is one more fault (a reordering).
     Otherwise every order is explored at no cost."""

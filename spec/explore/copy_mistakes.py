@@ -47,7 +47,11 @@ def _failed_batches() -> Iterator[Mutant]:
         rows("mover_leg", ML15=quiet, ML16=quiet, ML17=quiet),
     )
     yield Mutant(
-        "R4 unasked", "a batch is begun without asking for the lease", BOTH, habit("asks_before_each_batch")
+        "R4 unasked",
+        "a batch is begun without asking for the lease",
+        BOTH,
+        habit("asks_before_each_batch"),
+        shows_in="push-patient",
     )
 
 
@@ -87,9 +91,14 @@ def _preemption() -> Iterator[Mutant]:
         "preempted blocks are pushed again, and DONE said, before the end of the batch in flight",
         PUSH,
         habit("one_batch_at_a_time"),
+        shows_in="push-preempted",
     )
     yield Mutant(
-        "R5 garbage", "what was preempted in flight counts as sent", PUSH, habit("pushes_preempted_again")
+        "R5 garbage",
+        "what was preempted in flight counts as sent",
+        PUSH,
+        habit("pushes_preempted_again"),
+        shows_in="push-preempted",
     )
 
 
@@ -123,12 +132,14 @@ def _field() -> Iterator[Mutant]:
         "the readers of the engine's first rank are expected at every rank",
         BOTH,
         method(OwnerTransfer, "expected", misdeeds.expected_of_first),
+        shows_in="pull-2x2",
     )
     yield Mutant(
         "field first",
         "a P rank is freed at the first DONE",
         PULL,
         bound(PrefillBlockwise, "all_over", guard(misdeeds.any_over)),
+        shows_in="pull-1x2",
     )
     yield Mutant(
         "field swapped",
@@ -141,5 +152,6 @@ def _field() -> Iterator[Mutant]:
         "the offset inside the block is left out",
         BOTH,
         values((runs, "_first_byte", misdeeds.no_offset)),
+        shows_in="pull-1x2",
     )
     yield Mutant("field refused", "a failed metadata query's result is used", BOTH, refused_used())

@@ -28,18 +28,21 @@ def _counting() -> Iterator[Mutant]:
         "the mover counts from the answer's arrival",
         BOTH,
         counted("_extend", misdeeds.extend_now),
+        shows_in="pull-patient",
     )
     yield Mutant(
         "R1 latest",
         "the mover counts from its latest question",
         BOTH,
         counted("take_lease", effect(misdeeds.take_latest)),
+        shows_in="pull-1x1",
     )
     yield Mutant(
         "R1 back",
         "a late answer moves the mover's end back",
         BOTH,
         method(MoverLeg, "_extend", misdeeds.extend_back),
+        shows_in="push-leases",
     )
     yield Mutant(
         "R1 once",
@@ -68,6 +71,7 @@ def _renewing() -> Iterator[Mutant]:
         "a renewal is refused as a whole",
         BOTH,
         method(RankCore, "_answer_renew", misdeeds.renew_all_or_none),
+        shows_in="pull-two-leases",
     )
     yield Mutant(
         "R1 refused",
@@ -78,24 +82,33 @@ def _renewing() -> Iterator[Mutant]:
 
 
 def _margins() -> Iterator[Mutant]:
-    yield Mutant("R2 none", "no margin", BOTH, values((lease, "mover_margin_seconds", misdeeds.no_margin)))
+    yield Mutant(
+        "R2 none",
+        "no margin",
+        BOTH,
+        values((lease, "mover_margin_seconds", misdeeds.no_margin)),
+        shows_in="pull-leases-swapped",
+    )
     yield Mutant(
         "R2 step",
         "a margin of one clock step, none for drift",
         BOTH,
         values((lease, "mover_margin_seconds", misdeeds.step_margin)),
+        shows_in="pull-leases-swapped",
     )
     yield Mutant(
         "R2 drift",
         "a margin for drift, none for the clock's step",
         PUSH,
         values((lease, "mover_margin_seconds", misdeeds.drift_margin)),
+        shows_in="push-tight",
     )
     yield Mutant(
         "R2 lease",
         "a margin for the drift over the lease, not over the copy",
         PUSH,
         values((lease, "mover_margin_seconds", misdeeds.lease_margin)),
+        shows_in="push-tight",
     )
     yield Mutant(
         "R2 early",
@@ -103,13 +116,26 @@ def _margins() -> Iterator[Mutant]:
         BOTH,
         values((owner_leg, "owner_end", misdeeds.early_end)),
     )
-    yield Mutant("R2 at", "the mover acts at its end", PUSH, last_moment())
-    yield Mutant("R2 late", "the mover acts after its end", BOTH, late_mover())
+    yield Mutant(
+        "R2 at",
+        "the mover acts at its end",
+        PUSH,
+        last_moment(),
+        shows_in="push-tight",
+    )
+    yield Mutant(
+        "R2 late",
+        "the mover acts after its end",
+        BOTH,
+        late_mover(),
+        shows_in="pull-crashes",
+    )
     yield Mutant(
         "R2 suspended",
         "a clock stands still while its machine is suspended",
         BOTH,
         habit("counts_suspension"),
+        shows_in="pull-leases-swapped",
     )
 
 
@@ -125,6 +151,7 @@ def _tails() -> Iterator[Mutant]:
         "it does not wait for the stall allowance",
         PUSH,
         tail(lambda timing: timing.copy_timeout_seconds),
+        shows_in="push-patient",
     )
     yield Mutant(
         "R3 copy",

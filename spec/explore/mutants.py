@@ -22,6 +22,7 @@ from .search import Bounds, Search
 from .world import World
 from .worlds import HUNT
 
+WITHOUT_A_WORD = "F3"
 WORLD_LIMIT, MUTANT_LIMIT, MORE_LIMIT = 400_000, 2_000_000, 250_000
 """States of one world, and of all of them, after which a mutant counts as not noticed there; and of all of
 them, where an event without a word was noticed already.
@@ -93,20 +94,18 @@ def tried(name: str, first: str = "") -> Verdict:
     """Try one mutant, in this process; ``first`` names the world to begin with."""
     mutant = all_mutants()[name]
     started = time.process_time()
-    states, verdict = 0, ("", "no world takes it", "")
-    for configuration in _worlds_for(mutant, first):
+    states, verdict = 0, ("", "", "")
+    for configuration in _worlds_for(mutant, first or mutant.shows_in):
         measure = measured(configuration)
         if mutant.rows and not mutant.rows & measure.rows:
             continue
         habits = Habits()
         with mutant.change(habits):
-            rule, text, seen = _noticed(configuration, measure, habits)
+            found, text, seen = _noticed(configuration, measure, habits)
         states += seen
-        if rule and (rule != "F3" or not verdict[0]):
-            verdict = (rule, text, configuration.name)
-        elif not verdict[0]:
-            verdict = ("", text, "")
-        if (rule and rule != "F3") or states > (MORE_LIMIT if verdict[0] else MUTANT_LIMIT):
+        if found or (text and not verdict[0]):
+            verdict = (found or WITHOUT_A_WORD, text, configuration.name)
+        if found or states > (MORE_LIMIT if verdict[0] else MUTANT_LIMIT):
             break
     rule, text, world = verdict
     seconds = round(time.process_time() - started, 2)
@@ -127,7 +126,9 @@ def _worlds_for(mutant: Mutant, first: str) -> list[Configuration]:
 
 
 def _noticed(configuration: Configuration, measure: Measure, habits: Habits) -> tuple[str, str, int]:
-    """Return the rule that is broken, how, and how many states were visited."""
+    """Return the rule that is broken, how, and how many states were visited. Where no rule is, the text names
+    an event for which the spec has no word.
+    """
     bounded = replace(
         configuration,
         told_apart=True,
@@ -141,6 +142,4 @@ def _noticed(configuration: Configuration, measure: Measure, habits: Habits) -> 
     result = Search(world, bounds=measure.bounds).run()
     if result.found is not None:
         return result.found.rule, result.found.text, result.states
-    if world.watcher.unexpected:
-        return "F3", sorted(world.watcher.unexpected)[0], result.states
-    return "", "" if result.complete else "too many states", result.states
+    return "", min(world.watcher.unexpected, default=""), result.states

@@ -26,7 +26,7 @@ from dfirst.protocol.rank import RankCore
 from dfirst.protocol.specification import TransitionSpec
 from dfirst.protocol.stages import Slot
 
-from .answers import Answers, Reaction, check_forgotten, check_parked, check_states, lease_ends
+from .answers import Answers, Reaction, check_forgotten, check_parked, check_states, check_times, lease_ends
 from .codec import (
     KNOWN,
     LEASE_SLOT,
@@ -143,8 +143,10 @@ class Ranks:
     def start(self, site: int, incarnation: int) -> int:
         """Return a rank that has just started and was told its engine's directory."""
         known: tuple[str, ...] = ()
-        if self.sites.configuration.met and not incarnation:
-            known = (self.sites.digest(1 - self.sites.engine_of[site], 0),)
+        engine, configuration = self.sites.engine_of[site], self.sites.configuration
+        met = configuration.met or (configuration.owner_met and engine == self.sites.owner)
+        if met and not incarnation:
+            known = (self.sites.digest(1 - engine, 0),)
         return self._number(site, incarnation, ((), (), (), (), known))
 
     def command(self, command: Command) -> int:
@@ -243,6 +245,7 @@ class Ranks:
             self.answers.check_collected(site, sender, reaction, self.sites.keys[event[1]])
         elif event[0] == TICK:
             check_forgotten(self.sites.names[site], reaction)
+            check_times(self.sites.names[site], reaction)
             self.answers.check_released(site, sender, reaction)
 
     def _event(self, event: tuple[int, ...]) -> CoreEvent:

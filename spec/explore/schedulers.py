@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
-from dfirst.protocol.commands import Command
+from dfirst.protocol.commands import Command, Renounce
 from dfirst.protocol.messages import TransferKey
 from dfirst.protocol.scheduler import (
     Allocation,
@@ -91,9 +91,15 @@ class Schedulers:
         core.allocated(
             request_id, Allocation(block_ids=BLOCKS, cached_tokens=PROMPT_TOKENS, external_tokens=0)
         )
+        if not any(isinstance(command, Renounce) for command in core.commands):
+            raise Violation("S4", f"{request_id} has everything cached, and P hears nothing of it")
 
     def _finished(self, core: SchedulerCore, request_id: str, computed: bool) -> bool:
-        return core.finished(request_id, Finish(block_ids=BLOCKS, prompt_computed=computed))
+        kept = core.finished(request_id, Finish(block_ids=BLOCKS, prompt_computed=computed))
+        left = core.requests.get(request_id)
+        if left is not None and left.state not in ("ABORTING", "HELD"):
+            raise Violation("L1", f"{request_id} is finished, and stays here in {left.state} for ever")
+        return kept
 
     def _reported(self, core: SchedulerCore, request_id: str, event: str) -> None:
         before = core.requests.get(request_id)

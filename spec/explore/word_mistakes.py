@@ -51,6 +51,7 @@ def _incarnations() -> Iterator[Mutant]:
         "a new incarnation's message ends the old one's lease",
         BOTH,
         method(OwnerTransfer, "lease_for", misdeeds.lease_for_newest),
+        shows_in="push-retried",
     )
     yield Mutant(
         "R7 order",
@@ -63,6 +64,7 @@ def _incarnations() -> Iterator[Mutant]:
         "a lease ends when its process is known to be gone",
         BOTH,
         method(RankCore, "_hear", misdeeds.hear_and_end),
+        shows_in="push-retried",
     )
 
 
@@ -90,6 +92,7 @@ def _keys() -> Iterator[Mutant]:
         "movers' incarnations are not told apart",
         BOTH,
         method(OwnerTransfer, "lease_for", misdeeds.lease_for_rank),
+        shows_in="push-retried",
     )
     yield Mutant(
         "R8 others",

@@ -134,8 +134,9 @@ class World:
             if item != last:
                 (late if item & 1 else prompt).append(("deliver", item))
                 last = item
+        lingering: list[Action] = []
         for place, job in enumerate(state.jobs):
-            self._job_moves(state, place, job, prompt, late)
+            self._job_moves(state, place, job, prompt, late, lingering)
         for place, part in enumerate(state.parts):
             (late if part[3] & JOB_SLOW else prompt).append(("staged", place))
         for key in range(len(state.stories)):
@@ -143,18 +144,26 @@ class World:
                 (prompt if self.requests.holds_up(state, move) else late).append(move)
         if not prompt:
             late.append(("tick",))
-        return prompt, late
+        return prompt, late + lingering
 
     def _job_moves(
-        self, state: State, place: int, job: Job, prompt: list[Action], late: list[Action]
+        self,
+        state: State,
+        place: int,
+        job: Job,
+        prompt: list[Action],
+        late: list[Action],
+        lingering: list[Action],
     ) -> None:
+        """Where kinds of faults are kept apart, slow copies stay slow when faults stop."""
         memory = self.memory
         relaxed = late if job[4] & JOB_SLOW or job[0] == GHOST else prompt
         if memory.may_end(job):
             prompt.append(("end", place))
         if memory.may_land(job):
             at_its_longest = job[3] >= memory.longest[self.ranks.legs[job[1]].mover] and job[0] != GHOST
-            (prompt if at_its_longest else relaxed).append(("land", place))
+            slow = self.configuration.told_apart and job[4] & JOB_SLOW and job[0] != GHOST
+            (prompt if at_its_longest else lingering if slow else relaxed).append(("land", place))
         if memory.wanted(state, job) is not None:
             relaxed.append(("want", place))
         if memory.may_begin(state, job):
