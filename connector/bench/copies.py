@@ -23,6 +23,7 @@ from ...protocol.commands import AcceptPush, RemoteEngine, RemoteRank, StartPull
 from ...protocol.messages import TransferKey
 from ...protocol.modes import BLOCKWISE
 from ...protocol.shards import Directory, layout_digest
+from ..extra_config import ExtraConfig
 from ..rank_loop import StepBegan
 from ..step import StepMetadata
 from .bars import bars
@@ -32,7 +33,7 @@ from .copies_prefill import serve
 from .copies_rank import directory_of, open_rank, wait_received
 from .copies_reference import PIECES, Reference
 
-STAGING_BYTES = 64 << 20
+STAGING_BYTES = ExtraConfig().staging_bytes
 SIZE, QUICK_SIZE = 64 << 20, 32 << 20
 ROUNDS, QUICK_ROUNDS = 5, 3
 FLOOR = 0.55
