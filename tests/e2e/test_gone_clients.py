@@ -49,6 +49,7 @@ def test_hanging_up_frees_both_engines_and_disturbs_nobody(engines: EngineHouse,
 def test_hanging_up_before_d_has_seen_the_request_frees_p_at_once(engines: EngineHouse) -> None:
     """And not after the hold time, in which nobody comes."""
     pair = breakable(engines)
+    pair.ask(prompts("blockwise", 20, title="the router learns where P is, before all leave"))
     known = set(pair.traces().transfers())
     os.kill(pair.decode.pid or 0, signal.SIGSTOP)
     try:
