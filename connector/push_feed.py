@@ -20,6 +20,7 @@ from ..protocol.effects import StartCopies
 from ..protocol.messages import TransferKey
 from ..protocol.shards import Shard
 from ..protocol.tokens import blocks_needed
+from .own_memory import OwnMemory
 from .step import Chunk
 
 logger = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ class PushFeed:
 
     def __init__(self, shard: Shard, pushes: Pushes, may_start: Callable[[str], bool]) -> None:
         self._shard = shard
+        self._own_memory = OwnMemory(shard)
         self._layers = frozenset(shard.layers)
         self._pushes = pushes
         self._may_start = may_start
@@ -207,7 +209,7 @@ class PushFeed:
             self._pushes.stop(name)
 
     def _copies(self, leg: StartCopies, piece: _Piece) -> Copies:
-        return copies(
+        moved = copies(
             leg.plan,
             self._shard,
             leg.peer.shard,
@@ -216,6 +218,8 @@ class PushFeed:
             piece.tokens,
             [piece.layer.number],
         )
+        self._own_memory.check(moved.source_addresses, moved.lengths)
+        return moved
 
 
 def leg_name(leg: LegKey) -> str:

@@ -47,6 +47,7 @@ from ..protocol.modes import BLOCKWISE
 from ..protocol.rank import RankCore
 from ..protocol.shards import Shard
 from .data_path import CopyResult, DataPath, PullJob
+from .own_memory import OwnMemory
 from .push_feed import Layer, PushFeed, leg_name
 from .side_channel import SideChannel
 from .staging import Stager, Staging
@@ -107,6 +108,7 @@ class RankLoop:
         tracer.started(core.sender.incarnation, core.timing)
         self._data = data_path(self)
         self._stager = Stager(staging.memory, shard, self.post) if staging else None
+        self._own_memory = OwnMemory(shard)
         self._feed = PushFeed(shard, self._data, self.may_start)
         self._legs: dict[str, LegKey] = {}
         self._stats = RankStats(core.sender.rank, tracer, core.counters, channel.counters)
@@ -321,6 +323,7 @@ class RankLoop:
         try:
             if started.mode == BLOCKWISE:
                 moved = pulled(started, self._shard)
+                self._own_memory.check(moved.target_addresses, moved.lengths)
                 self._data.start_pull(PullJob(name, started.peer.data_address, moved, self.may_start))
             else:
                 self._feed.leg_opened(started)

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from dfirst.connector import rank_loop
 from dfirst.connector.step import Chunk
 from dfirst.protocol.commands import AbortTransfer, AcceptPush, FinishPush, OfferBlocks, StartPull, StartPush
+from dfirst.protocol.copies import Copies
 from dfirst.protocol.effects import FAILED, RECEIVED, SENT
 from dfirst.protocol.messages import TransferKey
 from dfirst.protocol.timing import Timing
@@ -143,6 +145,23 @@ def test_an_aborted_push_gives_both_sides_their_blocks_back(pair: tuple[Rank, Ra
     wait_until(lambda: decode.outcomes() == [FAILED])
     prefill.step(FinishPush(KEY))
     wait_until(lambda: prefill.outcomes() == [SENT])
+
+
+def test_a_layout_that_leads_out_of_this_ranks_memory_moves_nothing(
+    pair: tuple[Rank, Rank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the two layouts come to, no byte outside this rank's cache is touched."""
+    prefill, decode = pair
+    outside = decode.cache.ctypes.data + decode.cache.nbytes - 1
+    run = Copies(
+        *(np.asarray([number], dtype=np.int64) for number in (prefill.cache.ctypes.data, outside, 2))
+    )
+    monkeypatch.setattr(rank_loop, "pulled", lambda started, own: run)
+    prefill.step(offer())
+    decode.step(pull(prefill))
+    wait_until(lambda: decode.outcomes() == [FAILED])
+    assert "2 bytes at" in decode.reports[0].reason
+    assert (decode.cache == PATTERN).all()
 
 
 def test_a_prefill_engine_that_is_gone_fails_the_pull_in_time() -> None:
