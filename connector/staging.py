@@ -116,6 +116,12 @@ def open_staging(
     if costs is None:
         logger.warning("copies from %s to itself fail, so nothing is staged", here)
         return None
+    logger.info(
+        "a copy costs %.1f us and %.2f ns a byte here, a local one %.2f ns a byte",
+        costs.descriptor * 1e6,
+        costs.byte * 1e9,
+        costs.copied_byte * 1e9,
+    )
     lent = -(-count // 2)
     addresses = [address + number * slot_bytes for number in range(count)]
     slots = tuple(Slot(start, PLACES, place_bytes) for start in addresses[:lent])
