@@ -48,8 +48,10 @@ from .stages import Slot, Slots
 from .timing import Timing
 
 OWNER_CLASSES: dict[str, type[OwnerTransfer]] = {BLOCKWISE: PrefillBlockwise, LAYERWISE: DecodeLayerwise}
-MAX_OWNER_TRANSFERS = 200_000
-"""Transfers and tombstones that a rank remembers as owner; questions for further unknown ids get GONE."""
+MAX_OWNER_TRANSFERS = 65_536
+"""Transfers and tombstones that a rank remembers as owner; questions for further unknown ids get GONE. About
+2 KB each, and with a tombstone's default time room for 200 transfers a second.
+"""
 
 
 class RankCore:
