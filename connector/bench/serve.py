@@ -9,7 +9,8 @@ does hits them all alike.
 import asyncio
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -52,7 +53,10 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_serve(settings: ServeSettings, console: Console) -> ServeReport:
-    """Measure it all. Raises ``LaunchError`` for a server that ends, ``LoadError`` for a wrong answer."""
+    """Measure it all, or as much as there was time for until Ctrl-C.
+
+    Raises ``LaunchError`` for a server that ends, ``LoadError`` for a wrong answer.
+    """
     end_on_sigterm_as_on_ctrl_c()
     work = settings.work_dir.resolve()
     shutil.rmtree(work / "logs", ignore_errors=True)
@@ -70,11 +74,20 @@ def run_serve(settings: ServeSettings, console: Console) -> ServeReport:
         ),
     )
     servers: list[Server] = []
+    measured: list[Measured] = []
+    left_out = [f"{TITLES[way]} is left out: {why}" for way, why in missing.items() if why is not None]
     try:
         for way in ways:
             with waiting(console, f"starting what {TITLES[way.name]} needs"):
                 _start(way, servers)
-        measured = _measure(ways, settings, console)
+        for group in _measure(ways, settings, console):
+            measured += group
+    except KeyboardInterrupt:
+        # On a busy machine it can take longer than its user waits; what is whole is worth telling.
+        if not measured:
+            raise
+        turns = settings.rounds * len(cells(settings))
+        left_out.append(f"interrupted after {len(measured) // len(ways)} of {turns} loads")
     finally:
         for server in servers:
             server.ask_to_stop()
@@ -83,7 +96,7 @@ def run_serve(settings: ServeSettings, console: Console) -> ServeReport:
     report = ServeReport(
         model=f"the {MODEL} demo model",
         rounds=settings.rounds,
-        left_out=[f"{TITLES[way]} is left out: {why}" for way, why in missing.items() if why is not None],
+        left_out=left_out,
         rows=rows_of(measured),
     )
     show(report, console)
@@ -131,23 +144,19 @@ def _start(way: Way, servers: list[Server]) -> None:
         server.wait_ready()
 
 
-def _measure(ways: Sequence[Way], settings: ServeSettings, console: Console) -> list[Measured]:
-    loads = cells(settings)
+def _measure(ways: Sequence[Way], settings: ServeSettings, console: Console) -> Iterator[list[Measured]]:
+    """Yield each load as soon as it was sent all ways."""
     for length in settings.lengths:
         with waiting(console, f"warming up with {length} tokens"):
             load = Load(prompt_tokens=length, output_tokens=FIRST_TOKEN_OUTPUT, requests=2, at_once=2)
             for way in ways:
                 _send(way, load, f"{way.name} warming up")
-    measured: list[Measured] = []
-    turn = 0
-    for number in range(settings.rounds):
-        for cell in loads:
-            what = f"{cell.what}, {cell.load.prompt_tokens} tokens, {cell.load.at_once} at once"
-            with waiting(console, f"round {number + 1} of {settings.rounds}: {what}"):
-                for way in in_turn(ways, turn):
-                    measured.append(_one(way, cell, f"{way.name} {number} {turn}"))
-            turn += 1
-    return measured
+    loads = cells(settings)
+    for turn, (number, cell) in enumerate(product(range(settings.rounds), loads)):
+        what = f"{cell.what}, {cell.load.prompt_tokens} tokens, {cell.load.at_once} at once"
+        with waiting(console, f"round {number + 1} of {settings.rounds}: {what}"):
+            group = [_one(way, cell, f"{way.name} {turn}") for way in in_turn(ways, turn)]
+        yield group
 
 
 def _one(way: Way, cell: Cell, title: str) -> Measured:

@@ -4,11 +4,13 @@ import asyncio
 import io
 import json
 import xml.etree.ElementTree as ET
+from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
+from dfirst.connector.bench import serve
 from dfirst.connector.bench.serve import ServeSettings, cells, in_turn
 from dfirst.connector.bench.serve_cpu import CLIENT, CpuTime, used_between
 from dfirst.connector.bench.serve_load import Load, LoadError, Sample, prompts, run_load
@@ -100,7 +102,7 @@ def test_every_way_is_first_and_last_at_some_time() -> None:
     assert {order[0] for order in orders} == {order[-1] for order in orders} == set(TITLES)
 
 
-def test_the_loads_are_those_of_the_settings(tmp_path: Any) -> None:
+def test_the_loads_are_those_of_the_settings(tmp_path: Path) -> None:
     loads = cells(ServeSettings(work_dir=tmp_path))
     sizes = [(cell.what, cell.load.prompt_tokens, cell.load.at_once) for cell in loads]
     assert sizes == [
@@ -128,6 +130,31 @@ def test_a_report_is_shown_drawn_and_written() -> None:
     assert all(title in text for title in TITLES.values())
     assert "something is left out" in text
     assert msgspec.json.decode(report.encode(), type=ServeReport) == report
+
+
+def test_an_interrupted_run_tells_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = [Way(name=name, url="", servers=()) for name in (ALONE, BLOCKWISE)]
+    sent: list[str] = []
+
+    def fake_send(way: Way, load: Load, title: str) -> tuple[list[Sample], float]:
+        sent.append(title)
+        # The warming up takes four, the first load two; the second load is broken off in its midst.
+        if len(sent) == 8:
+            raise KeyboardInterrupt
+        return [Sample(first_token_seconds=1.0, seconds=1.0, tokens=4)] * load.requests, 2.0
+
+    monkeypatch.setattr(serve, "_send", fake_send)
+    monkeypatch.setattr(serve, "make_ways", lambda names, settings: ways)
+    monkeypatch.setattr(serve, "end_on_sigterm_as_on_ctrl_c", lambda: None)
+    settings = ServeSettings(work_dir=tmp_path, ways=(ALONE, BLOCKWISE))
+    report = serve.run_serve(settings, Console(file=io.StringIO()))
+    assert [(row.way, row.prompt_tokens) for row in report.rows] == [(ALONE, 1000), (BLOCKWISE, 1000)]
+    assert report.left_out == ["interrupted after 1 of 15 loads"]
+    # Before anything is whole there is nothing to tell.
+    del sent[3:]
+    sent += ["one more"] * 4
+    with pytest.raises(KeyboardInterrupt):
+        serve.run_serve(settings, Console(file=io.StringIO()))
 
 
 class FakeEngine:
