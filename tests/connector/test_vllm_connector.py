@@ -14,6 +14,7 @@ import psutil
 import pytest
 import torch
 from dfirst.connector import vllm_connector, vllm_plugin, worker_side
+from dfirst.connector.curve import make_keys
 from dfirst.connector.rank_loop import StepBegan, StepEnded
 from dfirst.connector.step import Chunk, StepMetadata
 from dfirst.connector.vllm_connector import DFirstConnector
@@ -299,6 +300,27 @@ def test_a_worker_says_where_it_is(worker: DFirstConnector) -> None:
     scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): handshake})
     assert scheduler._scheduler._directory.ranks == (handshake.entry,)
     scheduler.shutdown()
+
+
+def test_a_worker_says_whether_its_side_channel_is_open(
+    one_rank: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[tuple[int, str]] = []
+    logger = logging.getLogger("dfirst.connector.worker_side")
+    monkeypatch.setattr(logger, "log", lambda level, text, *values: lines.append((level, text % values)))
+    make_keys(tmp_path)
+    for settings in ({}, {"curve_keys": str(tmp_path)}):
+        connector = DFirstConnector(configured(TIMERS | settings), KVConnectorRole.WORKER, cache_config())
+        connector.register_kv_caches(caches())
+        port = connector.get_handshake_metadata().entry.port
+        connector.shutdown()
+        level, line = lines.pop()
+        assert f"side channel on 127.0.0.1:{port}" in line
+        if settings:
+            assert (level, f"closed to all without a key of {tmp_path}" in line) == (logging.INFO, True)
+        else:
+            assert (level, "open to whoever reaches" in line) == (logging.WARNING, True)
+    assert lines == []
 
 
 def test_the_core_counts_with_the_engines_own_time_outs(worker: DFirstConnector) -> None:
