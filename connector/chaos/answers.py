@@ -10,6 +10,7 @@ from ..demo_client import MODE_HEADER, Answer, request_body
 from ..demo_client import Choice as DemoChoice
 from ..demo_prompts import DemoRequest
 from .load import Question
+from .plan import ServerName
 
 ANSWER_SECONDS = 120.0
 """Longer than any lease, time-out and recomputation on a busy machine; after it, a request has no answer."""
@@ -25,6 +26,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """A request and what became of it. Times are seconds since 1970."""
 
     question: Question
+    server: ServerName = "router"
+    """Who was asked."""
     sent: float
     ended: float
     verdict: Verdict

@@ -195,9 +195,18 @@ class Bench:
     def _exchange(self, asked: Question) -> Exchange:
         return Exchange(asked, self._pool.prompts[asked.prompt], self._references[asked.prompt])
 
-    def _note(self, asked: Question, sent: float, verdict: Verdict, detail: str) -> None:
+    def _note(
+        self, asked: Question, sent: float, verdict: Verdict, detail: str, server: ServerName = "router"
+    ) -> None:
         self.answers.append(
-            Asked(question=asked, sent=sent, ended=time.time(), verdict=verdict, detail=detail)
+            Asked(
+                question=asked,
+                server=server,
+                sent=sent,
+                ended=time.time(),
+                verdict=verdict,
+                detail=detail,
+            )
         )
 
     async def _disturbed(
@@ -347,7 +356,7 @@ class Bench:
             self._running.spec.served_model_name,
             kv_transfer_params=params,
         )
-        self._note(asked, sent, verdict, detail)
+        self._note(asked, sent, verdict, detail, event.engine)
         self.injected[f"{event.engine} sent to a deaf peer"] += 1
 
     # Helpers

@@ -45,9 +45,9 @@ class Outages:
     def excuses(self, asked: Asked) -> bool:
         """Return whether an error, or a broken connection, is what the plan did.
 
-        A router that is killed can say nothing: it alone excuses a connection that breaks.
+        A server that is killed can say nothing: its end alone excuses that a connection to it breaks.
         """
-        needed = ("router",) if asked.verdict == "cut" else NEEDED[asked.question.mode]
+        needed = (asked.server,) if asked.verdict == "cut" else NEEDED[asked.question.mode]
         return any(
             outage.server in needed and self._overlaps(outage, asked.sent, asked.ended) for outage in self.all
         )

@@ -1,10 +1,12 @@
 """Only what the plan did excuses an error, and nothing excuses a wrong answer or silence."""
 
+import msgspec
 import pytest
 from dfirst.connector.chaos.accounts import BlocksHeld, ChaosReport, sums_of, told
 from dfirst.connector.chaos.answers import Asked, Verdict
 from dfirst.connector.chaos.load import Question
 from dfirst.connector.chaos.outages import GRACE_SECONDS, Outage, Outages
+from dfirst.connector.chaos.plan import ServerName
 from dfirst.connector.engine_spec import Mode
 
 AWAY = Outages([Outage("prefill", 100.0, 200.0), Outage("router", 300.0, 310.0), Outage("decode", 500.0)])
@@ -35,6 +37,12 @@ def test_what_excuses_an_error(
 ) -> None:
     sums = sums_of([asked(verdict, sent, ended, mode)], AWAY, frozenset())
     assert (len(sums.unexcused), sums.excused) == ((0, 1) if excused else (1, 0))
+
+
+@pytest.mark.parametrize(("server", "excused"), [("prefill", 1), ("decode", 0)])
+def test_a_killed_engine_cuts_off_whom_it_was_asked_by(server: ServerName, excused: int) -> None:
+    one = msgspec.structs.replace(asked("cut", 150.0, 151.0), server=server)
+    assert sums_of([one], AWAY, frozenset()).excused == excused
 
 
 def test_nothing_excuses_a_wrong_answer_or_silence() -> None:
