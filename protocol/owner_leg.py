@@ -140,11 +140,6 @@ class OwnerLeg(CoreEntity):
             return False
 
     @guard
-    def names_bytes(self, stage: Stage) -> bool:
-        """Whether there is anything to gather or scatter."""
-        return bool(stage.starts)
-
-    @guard
     def part_ended(self, stage: Stage) -> bool:
         """Whether a part was answered before."""
         sequence, how = self._part(stage.place)
@@ -158,7 +153,7 @@ class OwnerLeg(CoreEntity):
 
     @effect
     def start_staging(self, stage: Stage) -> None:
-        """Gather or scatter."""
+        """Gather or scatter; a STAGE that names no bytes only asks for the slot, and takes the same way."""
         assert self.slot is not None
         self._note(stage.place, stage.sequence, AT_WORK)
         self.core.emit(
@@ -173,13 +168,6 @@ class OwnerLeg(CoreEntity):
                 block_ids=self.transfer.block_ids,
             )
         )
-
-    @effect
-    def answer_slot(self, stage: Stage) -> None:
-        """Tell the mover its slot."""
-        assert self.slot is not None
-        self._note(stage.place, stage.sequence, STAGED)
-        self._answer(stage.place)
 
     @effect
     def refuse_part(self, stage: Stage) -> None:

@@ -190,7 +190,7 @@ def test_staged_copies_go_through_the_owners_slot() -> None:
     check_arrived(prefill, decode)
     wait_until(lambda: prefill.outcomes() == [SENT])
     parts = len(PREFILL_BLOCKS) - 1  # of one block and layer each, but for those that are cached
-    assert prefill.core.observer.rows["OL23"] == parts * prefill.cache.shape[0]
+    assert prefill.core.observer.rows["OL22"] == parts * prefill.cache.shape[0]
     assert len(prefill.core.slots._free) == 2
     prefill.stop()
     decode.stop()
