@@ -18,7 +18,7 @@ from dfirst.connector.launch import LaunchError
 
 from .fake_set import FakeSet, fake_reference
 
-SECONDS = 1.0
+SECONDS = 0.6
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_what_nobody_ordered_is_noticed(running: FakeSet, tmp_path: Path, misdee
 def test_a_killed_router_excuses_those_whom_it_cut_off_and_nobody_else(
     running: FakeSet, tmp_path: Path
 ) -> None:
-    bench = run(running, tmp_path, Kill(at=0.5, server="router"), requests=8)
+    bench = run(running, tmp_path, Kill(at=0.3, server="router"), requests=8)
     found = sums(bench)
     assert found.excused > 0
     assert (found.wrong, found.silent, found.unexcused) == ([], [], [])
