@@ -134,7 +134,9 @@ class Memory:
             return owner, leg
         if flags & JOB_SPOILT:
             self._overwritten(self.ranks.legs[leg], "has a part scattered")
-        if draft.slots[owner] != (leg, part):
+        if draft.slots[owner] == (leg, part):
+            draft.slots[owner] = (leg, _scattered(part))
+        else:
             self._spoil(draft, leg)
         return owner, leg
 
@@ -150,6 +152,9 @@ class Memory:
                 flags |= JOB_DIRECT
             else:
                 flags |= JOB_SLOT if self.layerwise else JOB_READY
+                owner = self.ranks.legs[leg].owner
+                if self.layerwise and begun and draft.slots[owner] != (leg, _scattered(begun)):
+                    flags |= JOB_SPOILT
             draft.jobs[place] = (mover, other, begun, age, flags)
 
     def give_up(self, draft: Draft, place: int) -> None:
@@ -348,3 +353,8 @@ class Memory:
     def _overwritten(self, leg: LegSite, verb: str) -> None:
         mover, owner = self.sites.names[leg.mover], self.sites.names[leg.owner]
         raise Violation("S2", f"{mover} {verb} into blocks that {owner} has released")
+
+
+def _scattered(part: int) -> int:
+    """Return what a slot is said to hold when a part has been scattered from it."""
+    return -1 - part

@@ -143,7 +143,14 @@ PARTICULAR: tuple[Configuration, ...] = (
         **SWAPPED,
     ),
     push("push-short-lease", faults=2, kinds=("slow", "lose"), timing=SHORT_LEASE, harmless_faults=0),
-    push("push-long-lease", faults=2, kinds=("abort", "cancel", "late"), timing=LONG_LEASE, orderly=True),
+    push(
+        "push-long-lease",
+        faults=2,
+        batches=4,
+        kinds=("abort", "cancel", "slow"),
+        timing=msgspec.structs.replace(LONG_LEASE, transfer_deadline_seconds=15.0),
+        orderly=True,
+    ),
     push(
         "push-2x1-long-lease",
         faults=2,
@@ -267,10 +274,10 @@ PARTICULAR: tuple[Configuration, ...] = (
     ),
     pull(
         "pull-2x1-batches",
-        faults=2,
+        faults=3,
         prefill_ranks=2,
         batches=3,
-        kinds=("slow", "break", "mute"),
+        kinds=("slow", "mute"),
         orderly=True,
     ),
     pull(
