@@ -180,7 +180,7 @@ class Stager:
     def _lent(self, part: StageBlocks) -> LentMemory:
         """Return what is lent; made once for the parts of a transfer that follow each other."""
         known = self._lent_to.get(part.key)
-        if known is None or known.block_ids is not part.block_ids:
+        if known is None or known.block_ids != part.block_ids:
             known = self._lent_to[part.key] = LentMemory(self._shard, part.block_ids)
             if len(self._lent_to) > _REMEMBERED:
                 self._lent_to.popitem(last=False)

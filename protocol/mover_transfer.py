@@ -2,6 +2,7 @@
 have in common. The machines are spec/machines/decode_blockwise.toml and prefill_layerwise.toml.
 """
 
+from array import array
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -21,10 +22,10 @@ class MoverTransfer(CoreEntity):
     mode: ClassVar[str]
     own_side: ClassVar[str]
     __slots__ = (
+        "_blocks",
         "cached_tokens",
         "finished",
         "legs",
-        "local_blocks",
         "prompt_tokens",
         "reason",
         "remote",
@@ -35,12 +36,23 @@ class MoverTransfer(CoreEntity):
         super().__init__(core, key)
         self.remote = remote
         self.request_id = ""
-        self.local_blocks: tuple[int, ...] = ()
+        self.local_blocks = ()
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.finished = False
         self.reason = ""
         self.legs: dict[LegKey, MoverLeg] = {}
+
+    @property
+    def local_blocks(self) -> tuple[int, ...]:
+        """This rank's blocks; none in a push. Kept as plain numbers: as Python's integers they would be most
+        of what a transfer in flight takes.
+        """
+        return tuple(self._blocks)
+
+    @local_blocks.setter
+    def local_blocks(self, numbers: tuple[int, ...]) -> None:
+        self._blocks = array("q", numbers)
 
     def leg_changed(self) -> None:
         """A leg took a step: look at all of them, after the present event."""

@@ -3,6 +3,7 @@
 decode_layerwise.toml.
 """
 
+from array import array
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -32,7 +33,7 @@ class OwnerTransfer(CoreEntity):
     mode: ClassVar[str]
     own_side: ClassVar[str]
     __slots__ = (
-        "block_ids",
+        "_blocks",
         "cached_tokens",
         "held_until",
         "layout_digest",
@@ -46,7 +47,7 @@ class OwnerTransfer(CoreEntity):
     def __init__(self, core: Core, key: TransferKey) -> None:
         super().__init__(core, key)
         self.request_id = ""
-        self.block_ids: tuple[int, ...] = ()
+        self.block_ids = ()
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.layout_digest = ""
@@ -54,6 +55,17 @@ class OwnerTransfer(CoreEntity):
         self.parked: dict[Sender, Query] = {}
         self.held_until = 0.0
         self.reason = ""
+
+    @property
+    def block_ids(self) -> tuple[int, ...]:
+        """The blocks that may be lent. Kept as plain numbers: as Python's integers they would be most of
+        what a transfer in flight takes.
+        """
+        return tuple(self._blocks)
+
+    @block_ids.setter
+    def block_ids(self, numbers: tuple[int, ...]) -> None:
+        self._blocks = array("q", numbers)
 
     def lease_for(self, mover: Sender, route: bytes) -> OwnerLeg | None:
         """Return the mover's lease, a new one if it has none; None if there are too many."""

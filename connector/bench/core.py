@@ -17,9 +17,9 @@ def run(quick: bool, json_file: Path | None, plot: Path | None) -> int:
     for column in ("", "measured", "unit", "at most", "ratio"):
         table.add_column(column, justify="right" if column in ("measured", "at most", "ratio") else "left")
     for row in measured:
-        most = f"{row.at_most:,.0f}" if row.at_most else ""
+        most = f"{row.at_most:,g}" if row.at_most else ""
         ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
-        table.add_row(row.name, f"{row.measured:,.1f}", row.unit, most, ratio)
+        table.add_row(row.name, f"{row.measured:,.{2 if row.measured < 10 else 0}f}", row.unit, most, ratio)
     Console().print(table)
     if json_file is not None:
         document = {"rows": [msgspec.structs.asdict(row) | {"ratio": row.ratio} for row in measured]}
