@@ -77,6 +77,7 @@ class Stage(TracedWorld):
             self.transcript.say(f"  {rank} issues no more copies to {effect.leg.engine_id}{effect.leg.rank}")
         elif isinstance(effect, StageBlocks):
             verb = "scatters out of" if effect.into_blocks else "gathers into"
+            verb = verb if effect.starts else "moves nothing in"
             mover = f"{effect.mover.engine_id}{effect.mover.rank}"
             self.transcript.say(f"  {rank} {verb} place {effect.place} for {mover}{named(effect.key)}")
         elif isinstance(effect, PartReady):
