@@ -142,6 +142,7 @@ PARTICULAR: tuple[Configuration, ...] = (
         harmless_faults=0,
         **SWAPPED,
     ),
+    pull("pull-late-renewal", faults=3, kinds=("slow", "delay", "mute"), **SWAPPED),
     push("push-short-lease", faults=2, kinds=("slow", "lose"), timing=SHORT_LEASE, harmless_faults=0),
     push(
         "push-long-lease",
