@@ -36,16 +36,27 @@ def messages(directories: Sequence[Directory]) -> st.SearchStrategy[dict[str, An
         *(layout_digest(directory) for directory in directories),
         *("blockwise", "layerwise", "owner", "mover"),
     ]
-    builders = Builders(names, [msgspec.to_builtins(directory) for directory in directories])
+    builders = Builders(names, senders, [msgspec.to_builtins(directory) for directory in directories])
     return st.one_of([builders.message(one.tag, one.fields) for one in load_wire().messages])
 
 
 class Builders:
     """Strategies for the parts of messages."""
 
-    def __init__(self, names: Sequence[str], directories: Sequence[dict[str, Any]]) -> None:
+    def __init__(
+        self, names: Sequence[str], senders: Sequence[Sender], directories: Sequence[dict[str, Any]]
+    ) -> None:
         self._texts = st.one_of(st.sampled_from([*names, *ODD_TEXTS]), st.text(max_size=20))
-        self._numbers = st.one_of(st.sampled_from(ODD_NUMBERS), st.integers(0, 40))
+        small = st.integers(0, 40)
+        self._numbers = st.one_of(small, small, small, st.sampled_from(ODD_NUMBERS))
+        right = st.floats(0, 100)
+        self._times = st.one_of(right, right, st.sampled_from(ODD_TIMES))
+        self._right: dict[str, st.SearchStrategy[Any]] = {
+            "sender": st.sampled_from([msgspec.to_builtins(sender) for sender in senders]),
+            "target_incarnation": st.sampled_from([sender.incarnation for sender in senders]),
+            "mode": st.sampled_from(["blockwise", "layerwise"]),
+            "target": st.sampled_from(["owner", "mover"]),
+        }
         self._records = {record.name: record.fields for record in load_wire().records}
         self._directories = st.one_of(
             st.sampled_from(directories),
@@ -58,7 +69,11 @@ class Builders:
         return st.one_of(whole, whole, st.builds(_changed, whole, st.randoms(use_true_random=False)))
 
     def _of(self, fields: Sequence[FieldSpec]) -> dict[str, st.SearchStrategy[Any]]:
-        return {field.name: self._value(field.type) for field in fields}
+        return {field.name: self._field(field) for field in fields}
+
+    def _field(self, field: FieldSpec) -> st.SearchStrategy[Any]:
+        any_value, right = self._value(field.type), self._right.get(field.name)
+        return any_value if right is None else st.one_of(right, right, right, any_value)
 
     def _value(self, kind: str) -> st.SearchStrategy[Any]:
         if kind.startswith("list["):
@@ -68,7 +83,7 @@ class Builders:
         return {
             "str": self._texts,
             "int": self._numbers,
-            "float": st.one_of(st.sampled_from(ODD_TIMES), st.floats(0, 100)),
+            "float": self._times,
             "bool": st.booleans(),
             "bytes": st.binary(max_size=64),
             "Directory": self._directories,
