@@ -30,7 +30,7 @@ test-fast: lint ## what starts no vLLM server (under 90 seconds)
 	@"$(VENV)/bin/python" -m pytest -m "not e2e and not slow" -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 bench-core: $(READY) ## what a transfer costs the core, and that it costs the same beside 10,000 others
-	@"$(VENV)/bin/python" -m dfirst.spec.bench
+	@"$(VENV)/bin/dfirst" bench core
 
 lint: $(READY) ## ruff, formatting, mypy strict on the core and the spec
 	@bash tests/ci/lint.sh "$(VENV)"

@@ -29,6 +29,7 @@ from dfirst.protocol.plan import plan_pair
 from dfirst.protocol.rank import RankCore
 from dfirst.protocol.shards import Directory, RankEntry, Region, Shard, layout_digest
 from dfirst.protocol.timing import Timing
+from dfirst.spec import bench_plan
 
 BLOCK_SIZE, LAYERS, CONTENT_BYTES = 16, 32, 512
 TOKENS = 1_000
@@ -208,6 +209,14 @@ def rows(quick: bool) -> Iterator[Row]:
         yield from _beside_others(mode, QUICK_IN_FLIGHT if quick else IN_FLIGHT, rounds)
         yield from _memory(mode, 300 if quick else 2_000)
     yield from _planner(QUICK_PLANNED if quick else PLANNED, rounds)
+    for name, meeting, leg in bench_plan.measured():
+        yield Row(name=f"planner: {name}: the engines meet", measured=meeting, unit="ms")
+        yield Row(
+            name=f"planner: {name}: a leg of {bench_plan.TOKENS:,} tokens, {bench_plan.LAYERS} layers",
+            measured=leg,
+            unit="ms",
+            at_most=bench_plan.LARGEST_MILLISECONDS,
+        )
 
 
 def _of_legs(mode: str, rounds: int) -> Iterator[Row]:
