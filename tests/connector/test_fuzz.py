@@ -44,7 +44,7 @@ ASKED, LONE, PUSHED = (TransferKey(f"{name}-{random.SystemRandom().getrandbits(6
 WAITS_MS = 20_000
 LOOKS = 12
 """How often the memory is looked at, on the way."""
-GROWTH_BYTES = 24 << 20
+GROWTH_BYTES = 48 << 20
 """What a process's resident memory moves by while nothing is kept."""
 
 
