@@ -161,23 +161,31 @@ def plan(
     that running engines follow. Ends with 1 and one sentence if the two cannot work together.
     """
     from . import answer, drawing, tables
-    from .question import Question, at_least, read_engine, read_model
+    from .question import (
+        MAX_LAYERS,
+        MAX_TOKENS,
+        MAX_TRANSFERS,
+        Question,
+        check_number,
+        read_engine,
+        read_model,
+    )
     from .work_out import WhatIf
 
     try:
-        for option, value, least in (
-            ("--tokens", tokens, 1),
-            ("--cached", cached, 0),
-            ("--transfers", transfers, 0),
-            ("--layers", layers, 1),
-            ("--kv-heads", kv_heads, 1),
-            ("--head-size", head_size, 1),
-            ("--block-size", block_size, 1),
-            ("--prefill-block-size", prefill_block_size, 1),
-            ("--decode-block-size", decode_block_size, 1),
-            ("--interleave", interleave, 1),
+        for option, value, least, most in (
+            ("--tokens", tokens, 1, MAX_TOKENS),
+            ("--cached", cached, 0, tokens),
+            ("--transfers", transfers, 0, MAX_TRANSFERS),
+            ("--layers", layers, 1, MAX_LAYERS),
+            ("--kv-heads", kv_heads, 1, None),
+            ("--head-size", head_size, 1, None),
+            ("--block-size", block_size, 1, None),
+            ("--prefill-block-size", prefill_block_size, 1, None),
+            ("--decode-block-size", decode_block_size, 1, None),
+            ("--interleave", interleave, 1, None),
         ):
-            at_least(option, value, least)
+            check_number(option, value, least, most)
         question = Question(
             prefill=read_engine(
                 "prefill",

@@ -12,7 +12,8 @@ from . import words
 from .answer import LegAnswer, PlanAnswer, RankAnswer, SideAnswer
 
 BOX_WIDTH, BOX_HEIGHT, GAP = 330, 40, 10
-MARGIN, TITLE_HEIGHT, FOOT_HEIGHT, BETWEEN = 24, 64, 34, 420
+MARGIN, TITLE_HEIGHT, FOOT_HEIGHT, BETWEEN = 24, 64, 50, 420
+LINE_HEIGHT = 16
 THINNEST, WIDEST = 1.0, 5.0
 UNREAD_COLOUR, INK, PAPER, BOX_COLOUR = "#999999", "#222222", "#ffffff", "#eef3fa"
 STYLE = "font-family: Helvetica, Arial, sans-serif; font-size: 12px"
@@ -38,7 +39,9 @@ def svg(answer: PlanAnswer) -> bytes:
     left = MARGIN
     right = width - MARGIN - BOX_WIDTH
     _text(root, left, 26, f"prefill: {answer.prefill.layout}", bold=True)
-    _text(root, right, 26, f"decode: {answer.decode.layout}", bold=True)
+    # A line of its own, that ends at the edge: layouts in words can be longer than a box.
+    decode_title = f"decode: {answer.decode.layout}"
+    _text(root, width - MARGIN, 26 + LINE_HEIGHT, decode_title, bold=True, anchor="end")
     prefill_y = _places(len(answer.prefill.ranks), inner)
     decode_y = _places(len(answer.decode.ranks), inner)
     prefill_place = {rank.rank: y for rank, y in zip(answer.prefill.ranks, prefill_y, strict=True)}
@@ -66,18 +69,20 @@ def svg(answer: PlanAnswer) -> bytes:
         for rank in side.ranks:
             colour = colours[rank.rank] if prefix == "D" else INK
             _box(root, side, rank, f"{prefix}{rank.rank}", x, places[rank.rank], colour, busiest)
-    _text(root, left, height - MARGIN, _foot(answer))
+    for line, text in enumerate(_foot(answer)):
+        _text(root, left, height - MARGIN - LINE_HEIGHT + line * LINE_HEIGHT, text)
     picture: bytes = ET.tostring(root, encoding="utf-8", xml_declaration=True)
     return picture
 
 
-def _foot(answer: PlanAnswer) -> str:
+def _foot(answer: PlanAnswer) -> tuple[str, str]:
     unread = any(rank.releases for rank in answer.decode.ranks) if answer.decode is not None else False
     return (
         f"{answer.mode}, {answer.prompt_tokens} tokens, {answer.cached_tokens} of them cached on D, "
         f"transfer id {answer.transfer_id!r}: "
-        f"{words.size(answer.bytes)} in {len(answer.legs)} legs. A line is as wide as its bytes, and a bar "
-        "under a rank as long." + (" Dashed: released without having been read." if unread else "")
+        f"{words.size(answer.bytes)} in {words.count(len(answer.legs), 'leg')}.",
+        "A line is as wide as its bytes, and a bar under a rank as long."
+        + (" Dashed: released without having been read." if unread else ""),
     )
 
 
@@ -163,14 +168,16 @@ def _leg_words(leg: LegAnswer) -> str:
     return (
         f"P{leg.prefill_rank} to D{leg.decode_rank}: {words.counted(leg.layers, 'layer')}, "
         f"{words.counted(leg.heads, 'head')}, tokens {words.tokens(leg.tokens, leg.token_ranges)}; "
-        f"{words.size(leg.bytes)} in {leg.copies} copies"
+        f"{words.size(leg.bytes)} in {words.count(leg.copies, 'copy', 'copies')}"
     )
 
 
-def _text(parent: ET.Element, x: float, y: float, text: str, *, bold: bool = False) -> None:
+def _text(parent: ET.Element, x: float, y: float, text: str, *, bold: bool = False, anchor: str = "") -> None:
     element = ET.SubElement(parent, "text", x=str(x), y=str(y), fill=INK)
     if bold:
         element.set("font-weight", "bold")
+    if anchor:
+        element.set("text-anchor", anchor)
     element.text = text
 
 

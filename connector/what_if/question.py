@@ -5,6 +5,7 @@ from enum import Enum
 
 import msgspec
 from dfirst.protocol.modes import BLOCKWISE
+from dfirst.protocol.pairing import MAX_RANKS
 from dfirst.protocol.parallel import CONVENTION_A, ParallelSizes
 
 from ..engine_options import read_settings, whole_number
@@ -18,6 +19,10 @@ MLA_HEAD_SIZE = MLA_LATENT + MLA_ROPE
 HEAD_SIZE = 128
 """Elements of K, and as many of V, of one head and token in most models of grouped-query attention."""
 TRANSFER_ID = "what-if"
+MAX_TOKENS = 2**24
+"""Of a prompt: more than any model takes, and what is worked out in seconds."""
+MAX_LAYERS = 2**13
+MAX_TRANSFERS = 100_000
 
 
 class CacheType(str, Enum):
@@ -78,10 +83,12 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """Whether tokens cannot be cut out of a block, as in vLLM's attention on CPUs."""
 
 
-def at_least(option: str, value: int | None, least: int) -> None:
-    """Raise ``ValueError`` in one sentence for a number that is too small; None was not given."""
+def check_number(option: str, value: int | None, least: int, most: int | None = None) -> None:
+    """Raise ``ValueError`` in one sentence for a number too small or too large; None was not given."""
     if value is not None and value < least:
         raise ValueError(f"{option} is {value}; give a whole number of at least {least}")
+    if value is not None and most is not None and value > most:
+        raise ValueError(f"{option} is {value}; give a whole number of at most {most}")
 
 
 def read_model(
@@ -122,6 +129,9 @@ def read_engine(
             "use a number that does"
         )
     dp = values.pop("dp")
+    ranks = values["tp"] * values["pp"] * values["pcp"]
+    if ranks > MAX_RANKS:
+        raise ValueError(f"{option}: {text!r} is an engine of {ranks} ranks; use {MAX_RANKS} or fewer")
     return EngineQuestion(
         sizes=ParallelSizes(**values, convention=convention),
         dp=dp,

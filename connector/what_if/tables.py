@@ -22,6 +22,7 @@ def show(answer: PlanAnswer, console: Console) -> None:
     """Print an answer that is no refusal."""
     assert answer.prefill is not None
     assert answer.decode is not None
+    narrow = console.is_terminal and console.width < WIDTH_WITHOUT_TERMINAL
     if not console.is_terminal:
         console = Console(file=console.file, width=WIDTH_WITHOUT_TERMINAL)
 
@@ -30,9 +31,10 @@ def show(answer: PlanAnswer, console: Console) -> None:
 
     for line in _head(answer, answer.prefill, answer.decode):
         say(line)
-    console.print(_ranks("prefill ranks", "P", answer.prefill, _prefill_columns(answer, answer.decode)))
-    console.print(_ranks("decode ranks", "D", answer.decode, _decode_columns(answer, answer.decode)))
-    console.print(_legs(answer))
+    console.print(_ranks("prefill ranks", "P", answer.prefill, _prefill_columns(answer), narrow))
+    console.print(_ranks("decode ranks", "D", answer.decode, _decode_columns(answer, answer.decode), narrow))
+    if answer.legs:
+        console.print(_legs(answer, narrow))
     for line in _foot(answer):
         say(line)
 
@@ -40,11 +42,18 @@ def show(answer: PlanAnswer, console: Console) -> None:
 def _head(answer: PlanAnswer, prefill: SideAnswer, decode: SideAnswer) -> list[str]:
     cached = f", {answer.cached_tokens} of them cached on D" if answer.cached_tokens else ""
     return [
-        f"prefill: {prefill.layout}; {len(prefill.ranks)} ranks{_one_of(prefill)}",
-        f"decode: {decode.layout}; {len(decode.ranks)} ranks{_one_of(decode)}",
+        f"prefill: {prefill.layout}; {words.count(len(prefill.ranks), 'rank')}{_one_of(prefill)}",
+        f"decode: {decode.layout}; {words.count(len(decode.ranks), 'rank')}{_one_of(decode)}",
         f"{answer.mode}, {answer.prompt_tokens} tokens{cached}, transfer id {answer.transfer_id!r}: "
-        f"{words.size(answer.bytes)} in {len(answer.legs)} legs and at most {answer.copies} copies",
+        f"{_moved_in_all(answer)}",
     ]
+
+
+def _moved_in_all(answer: PlanAnswer) -> str:
+    if not answer.legs:
+        return "nothing moves"
+    legs, copies = words.count(len(answer.legs), "leg"), words.count(answer.copies, "copy", "copies")
+    return f"{words.size(answer.bytes)} in {legs} and at most {copies}"
 
 
 def _one_of(side: SideAnswer) -> str:
@@ -53,7 +62,7 @@ def _one_of(side: SideAnswer) -> str:
     return f" (one of {side.replicas_of_engine} data-parallel replicas; each is an engine of its own)"
 
 
-def _prefill_columns(answer: PlanAnswer, decode: SideAnswer) -> list[Column]:
+def _prefill_columns(answer: PlanAnswer) -> list[Column]:
     owns = answer.mode == BLOCKWISE
     columns: list[Column] = [
         ("is read by" if owns else "writes to", lambda rank: words.numbers(rank.peers, "D") or "nobody"),
@@ -84,7 +93,7 @@ def _moved() -> list[Column]:
     return [("bytes", lambda rank: words.size(rank.bytes)), ("copies", lambda rank: str(rank.copies))]
 
 
-def _ranks(title: str, prefix: str, side: SideAnswer, columns: Sequence[Column]) -> Table:
+def _ranks(title: str, prefix: str, side: SideAnswer, columns: Sequence[Column], narrow: bool) -> Table:
     held: list[Column] = [
         ("layers", lambda rank: words.numbers(rank.layers)),
         ("heads", lambda rank: words.numbers(rank.heads)),
@@ -94,20 +103,22 @@ def _ranks(title: str, prefix: str, side: SideAnswer, columns: Sequence[Column])
     rows: dict[tuple[str, ...], list[RankAnswer]] = defaultdict(list)
     for rank in side.ranks:
         rows[tuple(cell(rank) for _, cell in shown)].append(rank)
-    table = _table(title, ["", "place", *(name for name, _ in shown)])
+    table = _table(title, ["", "place", *(name for name, _ in shown)], narrow)
     for row, ranks in rows.items():
         table.add_row(words.numbers([rank.rank for rank in ranks], prefix), words.places(side, ranks), *row)
     return table
 
 
-def _legs(answer: PlanAnswer) -> Table:
+def _legs(answer: PlanAnswer, narrow: bool) -> Table:
     """Legs of equal size as one row, which names their tokens only where all have the same."""
     alike: dict[tuple[str, ...], list[LegAnswer]] = defaultdict(list)
     for leg in answer.legs:
         row = (words.numbers(leg.layers), words.numbers(leg.heads), str(leg.tokens), words.size(leg.bytes))
         alike[(*row, str(leg.copies))].append(leg)
     table = _table(
-        "legs", ["from and to", "layers", "heads", "tokens of each", "bytes of each", "copies of each"]
+        "legs",
+        ["from and to", "layers", "heads", "tokens of each", "bytes of each", "copies of each"],
+        narrow,
     )
     for (layers, heads, tokens, *moved), legs in alike.items():
         one, *others = legs
@@ -117,10 +128,12 @@ def _legs(answer: PlanAnswer) -> Table:
     return table
 
 
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+def _table(title: str, columns: Sequence[str], narrow: bool) -> Table:
+    """``narrow``: the terminal may be too small; what is wide wraps then, and nothing is cut off."""
+    padding = (0, 0) if narrow else (0, 1)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=padding)
     for name in columns:
-        table.add_column(name, justify="right" if name in RIGHT else "left")
+        table.add_column(name, justify="right" if name in RIGHT else "left", overflow="fold")
     return table
 
 

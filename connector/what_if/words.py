@@ -21,6 +21,11 @@ def numbers(values: Iterable[int], prefix: str = "") -> str:
     )
 
 
+def count(number: int, one: str, many: str = "") -> str:
+    """`1 rank`, `2 ranks`; ``many`` where it is not made with an s."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
 def counted(values: Sequence[int], one: str) -> str:
     """`head 3`, `heads 0-3`."""
     return f"{one if len(values) == 1 else one + 's'} {numbers(values)}"

@@ -4,12 +4,15 @@ import itertools
 import xml.etree.ElementTree as ET
 from collections import Counter
 from functools import cache
+from io import StringIO
 from pathlib import Path
 
 import msgspec
 import pytest
 from dfirst.connector.cli import app
 from dfirst.connector.what_if.answer import LegAnswer, PlanAnswer, SideAnswer
+from dfirst.connector.what_if.tables import show
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 LAYERS = 3
@@ -293,6 +296,11 @@ def test_a_pair_that_cannot_work_is_refused_in_one_sentence(tmp_path: Path) -> N
         ("pp=2", ["--mla", "--prefill-layers", "40,x"], ["--prefill-layers", "'x'"]),
         ("tp=2", ["--mla", "--cached", "100"], ["100"]),
         ("tp=2", ["--mla", "--tokens", "0"], ["--tokens is 0", "at least 1"]),
+        ("tp=2", ["--mla", "--tokens", "99999999999"], ["--tokens is 99999999999", "at most"]),
+        ("tp=2", ["--mla", "--cached", "8192"], ["--cached is 8192", "at most 4096"]),
+        ("tp=2", ["--mla", "--transfers", "1000000000"], ["--transfers is 1000000000", "at most"]),
+        ("tp=2", ["--mla", "--layers", "1000000"], ["--layers is 1000000", "at most"]),
+        ("tp=8,pcp=1000000000", ["--mla"], ["--prefill", "8000000000 ranks", "1024"]),
         ("tp=2", ["--mla", "--convention", "c"], ["--convention", "'c'"]),
         ("tp=2", ["--mla", "--json", "/dev/null/plan.json"], ["--json", "/dev/null/plan.json"]),
     ],
@@ -303,6 +311,35 @@ def test_bad_values_are_named(prefill: str, words: list[str], named: list[str]) 
     assert result.stdout == ""
     for word in named:
         assert word in result.stderr
+
+
+def test_where_nothing_moves_there_is_no_table_of_legs() -> None:
+    words = [*SMALL, *MLA, "--tokens", "8", "--cached", "8"]
+    shown = plan("tp=2", "tp=1", *words).output
+    assert "8 of them cached on D, transfer id 'what-if': nothing moves" in shown
+    assert "1 rank\n" in shown
+    assert "legs" not in shown
+
+
+def test_on_a_narrow_terminal_nothing_is_cut_off() -> None:
+    found = answer("tp=4,dcp=2", "tp=2,dcp=2", *SMALL, *MLA, "--tokens", "70")
+    stream = StringIO()
+    show(found, Console(file=stream, width=80, force_terminal=True, color_system=None))
+    shown = stream.getvalue()
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_the_titles_of_the_picture_do_not_meet(tmp_path: Path) -> None:
+    file = tmp_path / "plan.svg"
+    assert plan("tp=16,dcp=2", "tp=8,dcp=2", *SMALL, *GQA, "--svg", str(file)).exit_code == 0
+    root = ET.parse(file).getroot()
+    texts = [each for each in root.iter("{http://www.w3.org/2000/svg}text") if each.text]
+    [left] = [each for each in texts if each.text.startswith("prefill: ")]
+    [right] = [each for each in texts if each.text.startswith("decode: ")]
+    assert left.get("y") != right.get("y")
+    assert right.get("text-anchor") == "end"
+    assert float(right.get("x", 0)) < float(root.get("width", 0))
 
 
 def test_the_picture_has_every_rank_and_leg(tmp_path: Path) -> None:
