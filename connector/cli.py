@@ -289,16 +289,22 @@ def conform(
     """
     from dfirst.spec.conform import conform as hold
 
+    if running and ended:
+        fail("--running says that the engines still run, and --ended that all was over: give one", status=2)
     try:
         found = hold(traces, running, ended)
     except OSError as error:
-        fail(f"cannot read the traces: {error}", status=2)
+        fail(f"cannot read the traces: {error.filename}: {error.strerror}", status=2)
     if json_file is not None:
-        found.write(json_file)
+        try:
+            found.write(json_file)
+        except OSError as error:
+            fail(f"--json: {json_file} cannot be written: {error.strerror}", status=2)
     if found.violation is not None:
         fail(found.violation.sentence)
     if not found.lines:
-        fail("there is no trace", status=2)
+        looked = ", ".join(map(str, traces))
+        fail(f"there is no trace in {looked}: no file *.jsonl in a directory, or none with a line", status=2)
     for line in found.words():
         typer.echo(line)
 

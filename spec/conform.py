@@ -43,8 +43,8 @@ class Conformance(msgspec.Struct, frozen=True, kw_only=True):
     def summary(self) -> str:
         """Say what conforms."""
         ends = f"; {len(self.running)} without an end" if self.running else ""
-        seen = f"{self.transfers} transfers, {self.messages} messages"
-        return f"{self.files} files{ends}, {self.lines} lines, {seen}"
+        counts = ((self.lines, "line"), (self.transfers, "transfer"), (self.messages, "message"))
+        return ", ".join([f"{_count(self.files, 'file')}{ends}", *(_count(*each) for each in counts)])
 
     def words(self) -> list[str]:
         """Say to people that it conforms, and what is not over yet."""
@@ -92,6 +92,10 @@ def conform(given: Iterable[Path], running: bool = False, ended: bool = False) -
         running=[str(text.path) for text in texts if not text.ended],
         unfinished=unfinished,
     )
+
+
+def _count(number: int, one: str) -> str:
+    return f"{number} {one if number == 1 else one + 's'}"
 
 
 def _transfers(text: TraceText) -> set[tuple[str, int]]:

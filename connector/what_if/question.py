@@ -5,7 +5,6 @@ from enum import Enum
 
 import msgspec
 from dfirst.protocol.modes import BLOCKWISE
-from dfirst.protocol.pairing import MAX_RANKS
 from dfirst.protocol.parallel import CONVENTION_A, ParallelSizes
 
 from ..engine_options import read_settings, whole_number
@@ -117,6 +116,9 @@ def read_engine(
 
     Whether the sizes go together is for the plan to say: it depends on the model.
     """
+    # Here, since the help of the command reads this module and must not wait for numpy.
+    from dfirst.protocol.pairing import MAX_RANKS
+
     option = f"--{side}"
     try:
         written = read_settings(text, AXES, EXAMPLE)

@@ -32,11 +32,13 @@ class TraceText(msgspec.Struct, frozen=True):
 
 
 def trace_paths(given: Iterable[Path]) -> list[Path]:
-    """Return the files that are meant: a directory stands for the .jsonl files in it."""
-    found: list[Path] = []
+    """Return the files that are meant, each once: a directory stands for the .jsonl files in it."""
+    found: dict[Path, Path] = {}
     for path in given:
-        found += sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-    return found
+        meant = sorted(file for file in path.glob("*.jsonl") if file.is_file()) if path.is_dir() else [path]
+        for file in meant:
+            found.setdefault(file.resolve(), file)
+    return list(found.values())
 
 
 def read_trace(path: Path) -> TraceText:

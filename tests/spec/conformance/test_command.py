@@ -24,7 +24,7 @@ def test_a_trace_that_conforms_is_counted(tmp_path: Path) -> None:
     result = conform(str(tmp_path / "traces"), "--json", str(tmp_path / "found.json"))
     assert result.exit_code == 0
     found = json.loads((tmp_path / "found.json").read_text())
-    seen = f"3 files, {found['lines']} lines, 1 transfers, {found['messages']} messages"
+    seen = f"3 files, {found['lines']} lines, 1 transfer, {found['messages']} messages"
     assert f"conforms to the spec: {seen}" in result.stdout
     assert found["lines"] > found["messages"] > 20
     assert (found["files"], found["transfers"], found["violation"]) == (3, 1, None)
@@ -51,10 +51,35 @@ def test_the_first_line_that_breaks_a_rule_is_named_with_the_rule(tmp_path: Path
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     result = conform(str(tmp_path / "none"))
     assert result.exit_code == 2
-    assert "cannot read the traces" in result.stderr
+    assert f"cannot read the traces: {tmp_path / 'none'}: No such file or directory" in result.stderr
 
 
 def test_an_empty_directory_is_no_trace(tmp_path: Path) -> None:
     result = conform(str(tmp_path))
     assert result.exit_code == 2
-    assert "there is no trace" in result.stderr
+    assert f"there is no trace in {tmp_path}" in result.stderr
+
+
+def test_a_file_that_is_named_twice_is_looked_at_once(tmp_path: Path) -> None:
+    pull(tmp_path)
+    (tmp_path / "folder.jsonl").mkdir()
+    file = next(tmp_path.glob("P-*"))
+    result = conform(str(tmp_path), str(file), str(tmp_path))
+    assert result.exit_code == 0
+    assert "3 files, " in result.stdout
+
+
+def test_a_json_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    pull(tmp_path)
+    result = conform(str(tmp_path), "--json", str(tmp_path / "missing" / "found.json"))
+    assert result.exit_code == 2
+    assert "--json" in result.stderr
+    assert "missing/found.json cannot be written: No such file or directory" in result.stderr
+
+
+def test_engines_cannot_both_run_and_have_ended(tmp_path: Path) -> None:
+    pull(tmp_path)
+    result = conform(str(tmp_path), "--running", "--ended")
+    assert result.exit_code == 2
+    assert "--running" in result.stderr
+    assert "--ended" in result.stderr
