@@ -90,7 +90,7 @@ def test_traces_that_break_a_rule_fail_the_demo_and_say_which() -> None:
 def test_traces_that_conform_are_counted() -> None:
     output = StringIO()
     print_report(Console(file=output, width=300), report([exchange(transfers=("t1",))], traces("t1")))
-    seen = "traces conform to the spec: 2 files, 9 lines, 1 transfers, 4 messages"
+    seen = "traces conform to the spec: 2 files, 9 lines, 1 transfer, 4 messages"
     assert seen in output.getvalue()
 
 
