@@ -7,7 +7,7 @@ COLUMN = 26
 
 
 def text_chart(names: list[str], lines: list[Line], ending: str) -> str:
-    """Return the path with one column for each rank."""
+    """Return the path with one column for each rank; ``ending`` says what it breaks, if anything."""
     rows = ["".join(name.ljust(COLUMN) for name in names).rstrip()]
     for line in lines:
         if line.target is not None:
@@ -16,7 +16,7 @@ def text_chart(names: list[str], lines: list[Line], ending: str) -> str:
             rows.append(f"  {line.text}  ".center(COLUMN * (len(names) - 1) + 1, "-"))
         else:
             rows.append(_note(line, len(names)))
-    return "\n".join([*rows, "", f"broken: {ending}"])
+    return "\n".join([*rows, "", f"broken: {ending}" if ending else "every rule held"])
 
 
 def mermaid_chart(names: list[str], lines: list[Line], ending: str) -> str:

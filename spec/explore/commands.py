@@ -1,7 +1,7 @@
 """The commands ``dfirst explore`` and ``dfirst simulate``. What is heavy is imported when they run."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -38,6 +38,14 @@ def explore(
     lost, repeated and late messages, failed copies, crashes, restarts and aborts. A violation is printed as
     the shortest way to it. The full set takes some minutes on two cores.
     """
+    _check_together(
+        {"--quick": quick, "--config": config, "--json": json_file, "--only": only},
+        "--mutants" if mutants else "--replay" if replay is not None else "",
+    )
+    if mutants and replay is not None:
+        _refuse("--mutants cannot be given with --replay, which makes the mistake that its file names")
+    if json_file is not None and (json_file.is_dir() or not json_file.absolute().parent.is_dir()):
+        _refuse(f"--json: {json_file} cannot be written: name a file in a directory that exists")
     from rich.console import Console
 
     from .hunting import hunt
@@ -52,11 +60,29 @@ def explore(
             clean = replay_file(replay, console)
         else:
             clean = visit(quick, config, json_file, scenarios, console)
-    except (OSError, ValueError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
+    except UnicodeDecodeError:
+        _refuse(f"--replay: {replay} is no scenario file: it is not text")
+    except OSError as error:
+        _refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except ValueError as error:
+        _refuse(str(error))
     if not clean:
         raise typer.Exit(1)
+
+
+def _check_together(given: dict[str, object], what: str) -> None:
+    """Refuse what would be without effect, before it is waited for."""
+    allowed = {"--mutants": {"--json", "--only"}, "--replay": set()}.get(what, given.keys() - {"--only"})
+    strange = [name for name, value in given.items() if value and name not in allowed]
+    if strange and what:
+        _refuse(f"{' and '.join(strange)} cannot be given with {what}")
+    if strange:
+        _refuse(f"{' and '.join(strange)} chooses among mutants: give --mutants too")
+
+
+def _refuse(message: str) -> NoReturn:
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(2)
 
 
 def simulate(

@@ -25,6 +25,9 @@ from .violation import Violation
 from .world import World
 from .worlds import FULL, QUICK, named
 
+WIDTH_WITHOUT_TERMINAL = 120
+TELL_SECONDS = 30.0
+"""So often a run whose output goes to a file or a pipe says how far it is."""
 Counts = Queue[tuple[str, int, int, int]]
 _counts: list[Counts] = []
 
@@ -35,7 +38,8 @@ def explore(quick: bool, name: str | None, json_file: Path | None, scenarios: Pa
     started = time.monotonic()
     results = _with_progress(configurations, console)
     seconds = time.monotonic() - started
-    console.print(_table(results))
+    wide = console if console.is_terminal else Console(file=console.file, width=WIDTH_WITHOUT_TERMINAL)
+    wide.print(_table(results))
     broken = [result for result in results if result.found is not None or not result.complete]
     states = sum(result.states for result in results)
     transitions = sum(result.transitions for result in results)
@@ -66,8 +70,8 @@ def replay_file(path: Path, console: Console) -> bool:
     habits = Habits()
     with named_change(head.get("mutant", ""), habits):
         names, lines, violation = _replayed(path, head["configuration"], habits)
-    ending = str(violation) if violation else "no rule"
-    console.print(text_chart(names, lines, ending), markup=False, highlight=False, soft_wrap=True)
+    chart = text_chart(names, lines, str(violation) if violation else "")
+    console.print(chart, markup=False, highlight=False, soft_wrap=True)
     return violation is None
 
 
@@ -105,7 +109,9 @@ def show(result: Result, scenarios: Path, console: Console, mutant: str = "") ->
     scenarios.mkdir(parents=True, exist_ok=True)
     path = scenarios / f"{result.configuration.name}-{found.rule}.txt"
     write_scenario(path, result.configuration, found, mutant)
-    console.print(f"written to {path}; see it again with: dfirst explore --replay {path}")
+    # Unbroken, so that it can be copied.
+    told = f"written to {path}; see it again with: dfirst explore --replay {path}"
+    console.print(told, markup=False, highlight=False, soft_wrap=True)
 
 
 def explored(configuration: Configuration) -> Result:
@@ -143,8 +149,12 @@ def _with_progress(configurations: Sequence[Configuration], console: Console) ->
         ):
             futures = [pool.submit(explored, configuration) for configuration in configurations]
             task = progress.add_task("exploring", total=len(futures))
+            told = time.monotonic()
             for done, text in _watch(futures, counts):
                 progress.update(task, completed=done, description=text)
+                if not console.is_terminal and time.monotonic() - told >= TELL_SECONDS:
+                    told = time.monotonic()
+                    console.print(f"{done}/{len(futures)} worlds, {text}", highlight=False)
             return [future.result() for future in futures]
 
 
@@ -165,11 +175,12 @@ def _watch(futures: list[Future[Result]], counts: Counts) -> Iterator[tuple[int,
 
 
 def _table(results: Sequence[Result]) -> Table:
-    table = Table(box=None, header_style="bold", collapse_padding=True)
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
     table.add_column("world", no_wrap=True)
-    for title in ("faults", "states", "transitions", "depth", "ends within", "seconds"):
-        table.add_column(title, justify="right")
-    table.add_column("violation")
+    # Short, and on two lines: so that the table stands on a terminal of 80 columns.
+    for title in ("faults", "states", "transi-\ntions", "depth", "ends\nwithin", "se-\nconds"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("broken", overflow="fold")
     for result in results:
         table.add_row(
             result.configuration.name,

@@ -40,7 +40,10 @@ def replay(path: Path, world: World) -> tuple[list[Line], Violation | None]:
             continue
         named = {sentence(world, state, action): (action, cost) for action, cost in world.choices(state)}
         if line not in named:
-            raise ValueError(f"{path}: {line!r} cannot happen here")
+            raise ValueError(
+                f"{path}: {line!r} cannot happen here, after {len(lines)} steps: the code behaves otherwise "
+                f"than when the file was written. What can happen: {'; '.join(named) or 'nothing'}"
+            )
         action, cost = named[line]
         lines.append(tell(world, state, action))
         try:

@@ -119,6 +119,10 @@ class Story:
 
 def run_simulation(seed: int, transfers: int, console: Console) -> bool:
     """Run a simulation; return whether every rule held."""
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
     started = time.monotonic()
     simulation = Simulation(seed)
     with Progress(console=console, transient=True) as progress:
@@ -131,17 +135,16 @@ def run_simulation(seed: int, transfers: int, console: Console) -> bool:
                     progress.update(task, completed=number)
             _end_all(simulation)
         except Violation as violation:
-            console.print(f"seed {seed}, {simulation.now:.3f} s of its time: {violation}", highlight=False)
-            console.print(f"see it again with: dfirst simulate --seed {seed} --transfers {transfers}")
+            say(f"seed {seed}, {simulation.now:.3f} s of its time: {violation}")
+            say(f"see it again with: dfirst simulate --seed {seed} --transfers {transfers}")
             return False
     seconds = time.monotonic() - started
     told = ", ".join(f"{count:,} {name}" for name, count in sorted(simulation.counts.items()))
-    console.print(
+    say(
         f"seed {seed}: {transfers:,} transfers over {4 * RANKS} ranks, {simulation.observer.steps:,} steps, "
-        f"{simulation.now:.0f} s of their time in {seconds:.0f} s; every rule held",
-        highlight=False,
+        f"{simulation.now:.0f} s of their time in {seconds:.0f} s; every rule held"
     )
-    console.print(told, highlight=False)
+    say(told)
     return True
 
 
