@@ -16,6 +16,7 @@ from dfirst.protocol.specification import (
     TransitionSpec,
     load_machine,
     load_timers,
+    load_trace,
     load_wire,
 )
 
@@ -58,10 +59,10 @@ def write() -> Path:
 
 
 def generated() -> str:
-    """Return the generated part: machines, messages, timers."""
+    """Return the generated part: machines, messages, timers, traces."""
     parts = ["## The machines"]
     parts += [_machine(load_machine(name)) for name in ORDER]
-    parts += ["## The messages", *_messages(), "## The timers", _timers()]
+    parts += ["## The messages", *_messages(), "## The timers", _timers(), "## The traces", *_traces()]
     return "\n\n".join(parts) + "\n"
 
 
@@ -129,6 +130,23 @@ def _fields(fields: Iterable[FieldSpec]) -> str:
 def _timers() -> str:
     timers = ((f"`{timer.name}`", f"{timer.default:g}", timer.about) for timer in load_timers().timers)
     return _table(("timer", "default", "what it bounds"), timers)
+
+
+def _traces() -> Iterator[str]:
+    trace = load_trace()
+    yield (
+        "With `trace_path` set, every process writes a file, its name ending in `.jsonl`, one JSON object a "
+        "line. `dfirst conform` holds such files against this spec, whoever wrote them; the order in which a "
+        "writer has to write is at the head of `trace.toml`. A field `line` says which of these a line is:"
+    )
+    lines = ((f"`{line.tag}`", line.about) for line in trace.lines)
+    yield _table(("line", "what it says"), lines)
+    yield "Every line has:"
+    yield _fields(trace.common)
+    for line in trace.lines:
+        if line.fields:
+            yield f"**`{line.tag}`** has:"
+            yield _fields(line.fields)
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from dfirst.protocol.specification import load_machine, load_timers, load_wire, machine_names
+from dfirst.protocol.specification import load_machine, load_timers, load_trace, load_wire, machine_names
 from dfirst.spec import diagrams, dot, mermaid, readme
 
 
@@ -16,7 +16,7 @@ def test_the_readme_is_current():
     assert readme.rendered(text) == text
 
 
-def test_the_readme_shows_every_machine_row_message_and_timer():
+def test_the_readme_shows_every_machine_row_message_timer_and_line_of_a_trace():
     text = readme.generated()
     assert sorted(readme.ORDER) == sorted(machine_names())
     rows = [row.id for name in machine_names() for row in load_machine(name).transitions]
@@ -25,7 +25,32 @@ def test_the_readme_shows_every_machine_row_message_and_timer():
     missing = [row for row in rows if f"| {row} |" not in text]
     missing += [tag for tag in messages if f"**{tag}**" not in text]
     missing += [name for name in timers if f"`{name}`" not in text]
+    traces = text.partition("## The traces")[2]
+    for line in load_trace().lines:
+        missing += [tag for tag in [line.tag] if f"| `{tag}` | {line.about} |" not in traces]
+        missing += [field.name for field in line.fields if f"| `{field.name}` |" not in traces]
     assert missing == []
+
+
+def test_the_readme_says_what_upholds_each_rule():
+    prose = readme.readme_path().read_text().partition(readme.BEGIN)[0]
+    rules = re.findall(r"^\* \*\*([SL]\d+)\*\* ", prose, re.MULTILINE)
+    upheld = dict(re.findall(r"^\| ([SL]\d+) \| (.*) \|$", prose, re.MULTILINE))
+    assert list(upheld) == rules == ["S1", "S2", "S3", "S4", "S5", "S6", "L1", "L2"]
+    assert all("`" in text for text in upheld.values())
+
+
+def test_the_readme_links_only_to_its_own_headings_and_files():
+    text = readme.readme_path().read_text()
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    links = re.findall(r"\]\(#([^)]+)\)", text)
+    assert links
+    assert set(links) <= anchors
+    folder = readme.readme_path().parent
+    table = re.findall(r"^\| `([\w*./]+)` \| ", text.partition("## ")[0], re.MULTILINE)
+    assert table
+    assert [name for name in table if not list(folder.glob(name))] == []
 
 
 def test_the_readmes_prose_names_only_rows_that_exist():
