@@ -37,10 +37,11 @@ def keep_to_address(host: str) -> Iterator[None]:
     ``host`` must be an IPv4 address: a name may mean another address to the peers than it means here.
     """
     with ONE_AT_A_TIME:
-        before = _listening_everywhere()
+        before = _listening_everywhere().keys()
         yield
-        for number in _listening_everywhere() - before:
-            _restrict(number, host)
+        for inode, number in _listening_everywhere().items():
+            if inode not in before:
+                _restrict(number, host)
 
 
 def _restrict(number: int, host: str) -> None:
@@ -61,18 +62,22 @@ def _let_accept_return(listener: socket.socket) -> None:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
 
 
-def _listening_everywhere() -> set[int]:
-    """Return the descriptors of this process's TCP sockets that listen on all addresses."""
-    found = set()
+def _listening_everywhere() -> dict[int, int]:
+    """Return this process's TCP sockets that listen on all addresses: descriptors by their inodes.
+
+    A descriptor's number alone names no socket: another thread may close one and the next gets its number.
+    """
+    found = {}
     for name in os.listdir("/proc/self/fd"):
         number = int(name)
         try:
-            if not stat.S_ISSOCK(os.fstat(number).st_mode):
+            status = os.fstat(number)
+            if not stat.S_ISSOCK(status.st_mode):
                 continue
             with _borrowed(number) as candidate:
                 listening = candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
                 if listening and candidate.getsockname()[0] in ("0.0.0.0", "::"):
-                    found.add(number)
+                    found[status.st_ino] = number
         except OSError:
             continue  # closed by another thread since it was listed, or no TCP socket
     return found
