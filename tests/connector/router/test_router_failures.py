@@ -169,7 +169,7 @@ def test_requests_go_to_the_engine_with_the_least_under_way(
     assert router.complete(prompt=["a", "b", "c", "d"]).status_code == 200
     assert len(d.bodies) == len(second_d.bodies) == 2
     d.hang = True
-    slow = threading.Thread(target=lambda: router.complete(prompt=["e", "f"]))
+    slow = threading.Thread(target=lambda: router.complete(prompt="e"))
     slow.start()
     wait_until(lambda: len(d.bodies) == 3, "D is busy")
     for _ in range(3):
