@@ -7,9 +7,12 @@ import typer
 
 
 def explore(
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer faults: some seconds.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer faults: less than a minute on two cores.")
+    ] = False,
     config: Annotated[
-        str | None, typer.Option(metavar="NAME", help="One world of the set instead of all.")
+        str | None,
+        typer.Option(metavar="NAME", help="One world of the set instead of all; a wrong name lists them."),
     ] = None,
     json_file: Annotated[
         Path | None,

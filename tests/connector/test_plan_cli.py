@@ -313,6 +313,14 @@ def test_bad_values_are_named(prefill: str, words: list[str], named: list[str]) 
         assert word in result.stderr
 
 
+def test_the_readme_shows_what_is_printed() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    command, *lines = readme.partition("$ dfirst plan ")[2].partition("```")[0].splitlines()
+    shown = [line.rstrip() for line in dfirst("plan", *command.split()).stdout.splitlines()]
+    assert len(lines) > 10
+    assert [line for line in lines if line != "..." and line.rstrip() not in shown] == []
+
+
 def test_where_nothing_moves_there_is_no_table_of_legs() -> None:
     words = [*SMALL, *MLA, "--tokens", "8", "--cached", "8"]
     shown = plan("tp=2", "tp=1", *words).output
