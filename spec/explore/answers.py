@@ -34,7 +34,7 @@ from .violation import Violation
 
 KEY, LEGS = 1, -1
 """Places in the tuple of a transfer."""
-PEER, LEG_STATE, LEASE_UNTIL, ASKED, LENT = 0, 3, 4, 5, 6
+PEER, LEG_STATE, LEASE_UNTIL, ASKED, LENT, LEG_FAILED = 0, 3, 4, 5, 6, 8
 """Places in the tuple of a leg."""
 PENDING = ("PULLS_PENDING", "PUSHES_PENDING")
 LAST_WORDS = ("DONE", "STOPPED")
@@ -269,10 +269,17 @@ def _check_staging(name: str, reaction: Reaction, stage: Stage) -> None:
 
 
 def check_states(name: str, code: Code) -> None:
-    """The state that people look at says what is so: pending copies are all lent for."""
+    """The state that people look at says what is so: pending copies are all lent for, and none is asked for
+    or made any more where a leg has failed, so that the prompt cannot be whole.
+    """
     for mover in code[MOVERS]:
         if mover[TRANSFER_STATE] in PENDING and not all(leg[LENT] for leg in mover[LEGS]):
             text = f"{name} is in {mover[TRANSFER_STATE]}, and not every rank has lent its blocks"
+            raise Violation("F2", text)
+        if mover[TRANSFER_STATE] in ("METADATA_QUERY", *PENDING) and any(
+            leg[LEG_FAILED] for leg in mover[LEGS]
+        ):
+            text = f"{name} is in {mover[TRANSFER_STATE]} and copies on, though a leg has failed"
             raise Violation("F2", text)
 
 

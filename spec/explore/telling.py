@@ -118,6 +118,9 @@ def _other(world: World, state: State, name: str, arguments: list[int]) -> Line:
         verb = {"die": "dies", "restart": "is restarted", "suspend": "stands still for a step of time"}[name]
         return Line(f"{NAMES[arguments[0]]} {verb}", world.sites.of_engine[arguments[0]].start, None)
     key = named(world, arguments[0])
+    if name == "stray":
+        _, mover, owner = arguments
+        return Line(f"{names[mover]} asks {names[owner]} for {key} though it is not to", mover, None)
     if name == "cancel":
         return Line(
             f"the router cancels {key} at {NAMES[arguments[1]]}",

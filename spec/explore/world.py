@@ -56,7 +56,7 @@ from .violation import Violation
 
 STORY_MOVES = frozenset(("prefill", "compute", "finish", "decode"))
 FREE, DISORDER, FAULT = range(3)
-NETWORK_FAULTS = frozenset(("lose", "repeat", "delay"))
+NETWORK_FAULTS = frozenset(("lose", "repeat", "delay", "stray"))
 POLITE_FAULTS = frozenset(
     (
         *("abort_decode", "abort_prefill", "drop_decode", "cached_decode", "decode_twice", "prefill_twice"),
@@ -70,7 +70,7 @@ KINDS = (
     *("die P", "die D", "restart P", "restart D", "mute P", "mute D", "cancel P", "cancel D"),
     *("late", "late_step", "no_decode", "no_prefill", "drop_decode", "cached_decode", "announce_fails"),
     *("abort_decode", "abort_prefill", "preempt", "prefill_again", "decode_again", "decode_twice"),
-    *("prefill_twice", "give_up", "slow_part", "break_part"),
+    *("prefill_twice", "give_up", "slow_part", "break_part", "stray"),
 )
 """Kinds of faults that a world may keep apart."""
 
@@ -217,6 +217,8 @@ class World:
         if "mute" in kinds:
             cores = enumerate(state.cores)
             found += [("mute", site) for site, core in cores if core >= 0 and not state.marks & MUTE << site]
+        if "stray" in kinds:
+            found += self.calamities.strays(state)
         return found
 
     @staticmethod

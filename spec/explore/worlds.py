@@ -55,12 +55,16 @@ STAGED: tuple[Configuration, ...] = (
     push("push-staged", faults=1, staged=True, batches=2, kinds=(*STAGED_KINDS, "break", "die", "cancel")),
     pull("pull-staged-two", faults=1, staged=True, transfers=2, kinds=STAGED_KINDS, orderly=True),
     push("push-staged-two", faults=1, staged=True, transfers=2, kinds=STAGED_KINDS, orderly=True),
-    pull("pull-staged-late", faults=2, staged=True, batches=2, kinds=STAGED_KINDS, orderly=True),
-    push("push-staged-late", faults=2, staged=True, batches=2, kinds=STAGED_KINDS, orderly=True),
     pull("pull-staged-crashes", faults=2, staged=True, kinds=("slow", "die", "restart"), orderly=True),
-    push("push-staged-crashes", faults=3, staged=True, kinds=("slow", "die", "lose"), orderly=True),
 )
 """Copies by way of the owner's staging memory, of which each owner has one slot."""
+
+STAGED_LATE: tuple[Configuration, ...] = (
+    pull("pull-staged-late", faults=2, staged=True, batches=2, kinds=STAGED_KINDS, orderly=True),
+    push("push-staged-late", faults=2, staged=True, batches=2, kinds=STAGED_KINDS, orderly=True),
+    push("push-staged-crashes", faults=3, staged=True, kinds=("slow", "die", "lose"), orderly=True),
+)
+"""And with more faults, for which the quick set has no time."""
 
 SECOND_USE: tuple[Configuration, ...] = (
     push("push-same-transfer", faults=3, kinds=("again", "repeat"), orderly=True),
@@ -116,6 +120,7 @@ FULL: tuple[Configuration, ...] = (
     pull("pull-1x1-two", faults=2, transfers=2, orderly=True),
     push("push-1x1-two", faults=2, transfers=2, orderly=True),
     *SECOND_USE,
+    *STAGED_LATE,
     pull("pull-staged-two", faults=2, staged=True, transfers=2, kinds=STAGED_KINDS, orderly=True),
     push("push-staged-two", faults=2, staged=True, transfers=2, kinds=STAGED_KINDS, orderly=True),
     pull("pull-staged-every-order", faults=2, staged=True, batches=2, kinds=STAGED_KINDS),
@@ -126,6 +131,8 @@ SHORT_LEASE: Timing = msgspec.structs.replace(STEADY, lease_seconds=10.0)
 """A copy that takes its time outlasts the lease, unless that is renewed."""
 LONG_LEASE: Timing = msgspec.structs.replace(STEADY, lease_seconds=60.0, transfer_deadline_seconds=44.0)
 """Who waits for a lease to end, or to be renewed, waits long."""
+SHORT_HOLD: Timing = msgspec.structs.replace(STEADY, hold_seconds=8.0, transfer_deadline_seconds=80.0)
+"""Who waits for a writer that never asks waits far less than for the deadline."""
 SHORT_DEADLINE: Timing = msgspec.structs.replace(STEADY, transfer_deadline_seconds=15.0)
 SLOW_COPIES: Timing = msgspec.structs.replace(PATIENT, copy_timeout_seconds=16.0)
 TIGHT: Timing = msgspec.structs.replace(
@@ -221,6 +228,18 @@ PARTICULAR: tuple[Configuration, ...] = (
         timing=LONG_HOLD,
         orderly=True,
         **LONG_BOUNDS,
+    ),
+    push("push-2x1-stray", faults=1, prefill_ranks=2, heads=1, kinds=("stray",), orderly=True),
+    push(
+        "push-2x1-short-hold",
+        faults=2,
+        prefill_ranks=2,
+        batches=4,
+        kinds=("mute", "slow"),
+        timing=SHORT_HOLD,
+        orderly=True,
+        bound_steps=20,
+        wait_bound_steps=20,
     ),
     pull("pull-mute", faults=2, kinds=("mute", "slow", "abort"), orderly=True),
     push("push-mute", faults=2, kinds=("mute", "slow", "abort"), orderly=True),
@@ -326,6 +345,7 @@ HUNT: tuple[Configuration, ...] = (
     *TARGETED,
     *PARTICULAR,
     *STAGED[2:],
+    *STAGED_LATE,
     push("push-preempted", faults=2, kinds=("abort", "slow"), batches=2),
     pull("pull-1x2-readers-three", faults=3, decode_ranks=2, kinds=("slow", "lose"), orderly=True),
     push("push-2x1-late", faults=2, prefill_ranks=2, kinds=("late", "cancel", "die"), orderly=True),
