@@ -230,6 +230,7 @@ PARTICULAR: tuple[Configuration, ...] = (
         **LONG_BOUNDS,
     ),
     push("push-2x1-stray", faults=1, prefill_ranks=2, heads=1, kinds=("stray",), orderly=True),
+    push("push-1x1-cached-stray", faults=1, all_cached=True, kinds=("stray",), orderly=True),
     push(
         "push-2x1-short-hold",
         faults=2,
