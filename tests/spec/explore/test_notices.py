@@ -34,6 +34,8 @@ def test_every_mutant_and_every_world_has_a_name_of_its_own():
         ("field first", "pull-1x2", "R9"),
         ("field offset", "pull-1x2", "S1"),
         ("R6 silent", "", "R6"),
+        ("row DL11", "push-2x1-stray", "R9"),
+        ("effect ML16.tell_transfer", "pull-1x1-unmet-o", "F2"),
     ],
 )
 def test_a_mistake_is_noticed_by_the_rule_that_it_breaks(name, world, rule):
