@@ -6,7 +6,7 @@ import threading
 
 import pytest
 from dfirst.connector.chaos.deaf import DeafListener
-from dfirst.connector.chaos.orders import CopyFault
+from dfirst.connector.chaos.orders import CopyFault, Order
 from dfirst.connector.engine_spec import Mode
 
 from .breaking import (
@@ -18,7 +18,7 @@ from .breaking import (
     wait_for_state,
     wait_until_free,
 )
-from .engines import PREFILL_MAX_MODEL_LEN, EngineHouse, Pair, assert_equal, prompts
+from .engines import PREFILL_MAX_MODEL_LEN, EngineHouse, Pair, assert_equal, prompts, wait_until
 from .http_json import Leaving, complete
 
 STALL_SECONDS = 0.8
@@ -64,9 +64,10 @@ def test_d_drops_a_request_while_p_still_pushes(engines: EngineHouse) -> None:
     """D's blocks go to another request only when P's copy in flight has ended."""
     pair = breakable(engines)
     known = set(pair.traces().transfers())
+    order = pair.faults.order("prefill", "copy stalls", "write", seconds=STALL_SECONDS)
     leaving = Leaving(pair.url, prompts("layerwise", LONG, title="leaves D")[0].prompt, mode="layerwise")
     transfer = wait_for_state(pair, "decode_layerwise", "PUSHES_PENDING", known)
-    pair.faults.order("prefill", "copy stalls", "write", seconds=STALL_SECONDS)
+    wait_until_injected(pair, order)
     leaving.hang_up()
     assert_answers(engines, pair, "blockwise", "after one that left D")
     wait_until_free(pair)
@@ -80,12 +81,21 @@ def test_a_read_ends_before_its_dropped_request_is_forgotten(engines: EngineHous
     order = pair.faults.order("decode", "copy stalls", "read", seconds=READ_STALL_SECONDS)
     leaving = Leaving(pair.url, prompts("blockwise", 600, title="leaves a read")[0].prompt, mode="blockwise")
     transfer = wait_for_state(pair, "decode_blockwise", "PULLS_PENDING", known)
+    wait_until_injected(pair, order)
     leaving.hang_up()
     assert_answers(engines, pair, "layerwise", "after one that left a read")
     wait_until_free(pair)
-    assert order.number in {one.number for one in pair.faults.injected()}
     assert_copies_end_first(pair, transfer, "decode_blockwise")
     assert_conforms(pair)
+
+
+def wait_until_injected(pair: Pair, order: Order) -> None:
+    """Wait until a copy has met the fault that was ordered, and so is in flight."""
+    wait_until(
+        lambda: order.number in {one.number for one in pair.faults.injected()},
+        60.0,
+        f"a copy that meets order {order.number}",
+    )
 
 
 def assert_copies_end_first(pair: Pair, transfer: str, machine: str) -> None:
