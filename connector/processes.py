@@ -47,8 +47,12 @@ def check_port(host: str, port: int) -> None:
     """Raise `LaunchError` if somebody listens there already; 0 asks for any free port and is always well."""
     if not port:
         return
-    with socket.socket() as probe:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            # As the server does: an IPv4 listener on the same port is no obstacle.
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
