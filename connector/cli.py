@@ -2,13 +2,14 @@
 
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from dfirst.spec.explore.commands import explore, simulate
 
 from .bench.commands import bench
 from .chaos.commands import chaos
+from .endings import fail, need_vllm
 from .what_if.answer import HOW_TO_CHECK
 from .what_if.command import plan
 
@@ -325,22 +326,10 @@ def read_layout(option: str, text: str) -> "EngineLayout":
         fail(f"{option}: {error}", status=2)
 
 
-def need_vllm() -> None:
-    from .host import vllm_is_installed
-
-    if not vllm_is_installed():
-        fail("vLLM is not installed here; install dfirst with the extra for this host: cpu, cuda or ascend")
-
-
 def new_console() -> "Console":
     from rich.console import Console
 
     return Console()
-
-
-def fail(message: str, status: int = 1) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(status)
 
 
 def main() -> None:

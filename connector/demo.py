@@ -17,7 +17,7 @@ from rich.console import Console
 
 from .demo_client import Answer, ask_all
 from .demo_model import Kind, make_model
-from .demo_prompts import Round, demo_rounds
+from .demo_prompts import DemoRequest, Round, demo_rounds
 from .demo_report import DemoReport, Exchange, make_report
 from .demo_table import print_report
 from .engine_options import EngineLayout
@@ -61,12 +61,14 @@ def run_demo(settings: DemoSettings, console: Console) -> DemoReport:
     block = block_tokens(str(model))
     rounds = [one for mode in MODES for one in demo_rounds(mode, block, PREFILL_CHUNK_TOKENS)]
 
-    references = _answers_of_one_engine(model, logs, rounds, console)
+    asked = tuple(request for one in rounds for request in one)
+    references = answers_of_one_engine(
+        str(model), logs / "single.log", MODEL_NAME, MAX_MODEL_LEN, asked, console
+    )
     answers, seen = _answers_of_the_pair(settings, model, logs, traces, rounds, console)
 
-    requests = [request for one in rounds for request in one]
     report = make_report(
-        [Exchange(*parts) for parts in zip(requests, answers, references, strict=True)],
+        [Exchange(*parts) for parts in zip(asked, answers, references, strict=True)],
         seen,
         model=f"the {settings.kind} demo model",
         prefill=str(settings.prefill),
@@ -86,21 +88,18 @@ def run_demo(settings: DemoSettings, console: Console) -> DemoReport:
     return report
 
 
-def _answers_of_one_engine(model: Path, logs: Path, rounds: list[Round], console: Console) -> list[Answer]:
+def answers_of_one_engine(
+    model: str, log: Path, name: str, max_model_len: int, requests: tuple[DemoRequest, ...], console: Console
+) -> list[Answer]:
     """The reference: each prompt alone, in an engine that knows nothing of transfers."""
     spec = EngineSpec(
-        role="single",
-        model=str(model),
-        log=logs / "single.log",
-        served_model_name=MODEL_NAME,
-        max_model_len=MAX_MODEL_LEN,
+        role="single", model=model, log=log, served_model_name=name, max_model_len=max_model_len
     )
-    requests = tuple(request for one in rounds for request in one)
     with Engine(spec) as engine:
         with waiting(console, "starting one engine for the reference answers"):
             engine.wait_ready()
         with waiting(console, f"{len(requests)} reference answers"):
-            return asyncio.run(ask_all(engine.url, MODEL_NAME, requests, at_once=False, through_router=False))
+            return asyncio.run(ask_all(engine.url, name, requests, at_once=False, through_router=False))
 
 
 def _answers_of_the_pair(

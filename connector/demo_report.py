@@ -8,6 +8,7 @@ from dfirst.spec.conform import Conformance
 
 from .demo_client import Answer
 from .demo_prompts import SHARED_FIRST, SHARED_SECOND, DemoRequest
+from .json_file import write_json
 from .trace_reader import StatePassed, Traces, TransferTrace
 
 
@@ -55,8 +56,7 @@ class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
     requests: list[RequestReport]
 
     def write(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+        write_json(path, self)
 
 
 def make_report(

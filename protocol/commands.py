@@ -8,7 +8,7 @@ only.
 import msgspec
 
 from .messages import Message, Sender, TransferKey
-from .shards import Directory
+from .shards import Directory, layout_digest
 
 
 class RemoteRank(msgspec.Struct, frozen=True):
@@ -27,6 +27,12 @@ class RemoteEngine(msgspec.Struct, frozen=True):
     """Names the directory that the plan is made from; a restarted engine has another."""
     ranks: tuple[RemoteRank, ...]
     """All its ranks, in the order of their numbers. The first one is asked for the layout."""
+
+
+def remote_of(directory: Directory) -> RemoteEngine:
+    """Return an engine as a router names it."""
+    ranks = tuple(RemoteRank(entry.host, entry.port, entry.incarnation) for entry in directory.ranks)
+    return RemoteEngine(directory.engine_id, layout_digest(directory), ranks)
 
 
 class DirectoryKnown(msgspec.Struct, frozen=True, tag=True):

@@ -19,7 +19,7 @@ from dfirst.protocol.commands import (
     CoreEvent,
     MessageReceived,
     RemoteEngine,
-    RemoteRank,
+    remote_of,
 )
 from dfirst.protocol.copies import copies
 from dfirst.protocol.effects import Effect, Reply, Report, Send, StartCopies
@@ -27,7 +27,7 @@ from dfirst.protocol.messages import Sender, TransferKey
 from dfirst.protocol.modes import BLOCKWISE, MODES
 from dfirst.protocol.plan import plan_pair
 from dfirst.protocol.rank import RankCore
-from dfirst.protocol.shards import Directory, RankEntry, Region, Shard, layout_digest
+from dfirst.protocol.shards import Directory, RankEntry, Region, Shard
 from dfirst.protocol.timing import Timing
 from dfirst.spec import bench_plan
 
@@ -72,7 +72,7 @@ class _Engines:
         self._mover, self._owner = ("D", "P") if mode == BLOCKWISE else ("P", "D")
         ranks = {self._mover: 1, self._owner: legs}
         self.directories = {name: engine(name, count, 8, 1 << 16) for name, count in ranks.items()}
-        self._remotes = {name: _remote(directory) for name, directory in self.directories.items()}
+        self._remotes = {name: remote_of(directory) for name, directory in self.directories.items()}
         self.cores: dict[str, RankCore] = {}
         for name, directory in self.directories.items():
             for entry in directory.ranks:
@@ -194,11 +194,6 @@ def engine(name: str, ranks: int, heads: int, blocks: int) -> Directory:
 def _blocks() -> tuple[int, ...]:
     """Made anew for each command, as they are where commands are read from a message."""
     return tuple(range(FIRST_BLOCK, FIRST_BLOCK + -(-TOKENS // BLOCK_SIZE)))
-
-
-def _remote(directory: Directory) -> RemoteEngine:
-    ranks = tuple(RemoteRank(entry.host, entry.port, entry.incarnation) for entry in directory.ranks)
-    return RemoteEngine(directory.engine_id, layout_digest(directory), ranks)
 
 
 def rows(quick: bool) -> Iterator[Row]:

@@ -19,11 +19,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from ...protocol.commands import AcceptPush, RemoteEngine, RemoteRank, StartPull
+from ...protocol.commands import AcceptPush, StartPull, remote_of
 from ...protocol.messages import TransferKey
 from ...protocol.modes import BLOCKWISE
-from ...protocol.shards import Directory, layout_digest
+from ...protocol.shards import Directory
 from ..extra_config import ExtraConfig
+from ..json_file import write_json
 from ..rank_loop import StepBegan
 from ..step import StepMetadata
 from .bars import bars
@@ -95,7 +96,7 @@ def run(quick: bool, only: str, json_file: Path | None, plot: Path | None) -> in
     console.print(_table(rows))
     if json_file is not None:
         document = {"rows": rows, "engine": bench.words()}
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(document)))
+        write_json(json_file, document)
     if plot is not None:
         named = [(row.name, row.ratio, row.target) for row in rows]
         plot.write_text(bars("Bandwidth of the data path over the engine's own best", named))
@@ -245,7 +246,7 @@ class _Pair:
             start = StartPull(
                 key=key,
                 request_id=key.transfer_id,
-                remote=_remote(self._prefill),
+                remote=remote_of(self._prefill),
                 block_ids=self._to,
                 prompt_tokens=self._tokens,
                 cached_tokens=0,
@@ -262,7 +263,7 @@ class _Pair:
             )
             for rank in self._ranks:
                 rank.step(accept)
-            self._far("push", key, _remote(self._decode), self._from, self._tokens)
+            self._far("push", key, remote_of(self._decode), self._from, self._tokens)
         wait_received(self._ranks, key)
 
     def check(self, memory: Any) -> None:
@@ -274,11 +275,6 @@ class _Pair:
             wanted = self._far("content", self._from, here.first_kv_head, here.kv_head_count)
             if not np.array_equal(got, wanted):
                 raise RuntimeError(f"{case.name}: bytes on decode rank {rank.entry.rank} are not those of P")
-
-
-def _remote(engine: Directory) -> RemoteEngine:
-    ranks = tuple(RemoteRank(entry.host, entry.port, entry.incarnation) for entry in engine.ranks)
-    return RemoteEngine(engine.engine_id, layout_digest(engine), ranks)
 
 
 def _line(row: Row) -> str:

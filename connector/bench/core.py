@@ -7,6 +7,7 @@ from dfirst.spec.bench_rows import rows
 from rich.console import Console
 from rich.table import Table
 
+from ..json_file import write_json
 from .bars import bars
 
 
@@ -23,7 +24,7 @@ def run(quick: bool, json_file: Path | None, plot: Path | None) -> int:
     Console().print(table)
     if json_file is not None:
         document = {"rows": [msgspec.structs.asdict(row) | {"ratio": row.ratio} for row in measured]}
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(document)))
+        write_json(json_file, document)
     if plot is not None:
         limited = [(row.name, row.ratio, 1.0) for row in measured if row.ratio is not None]
         plot.write_text(bars("Share of what the control plane may cost", limited))

@@ -23,7 +23,7 @@ from ..waiting import waiting
 from .serve_cpu import cpu_times, used_between
 from .serve_load import Load, LoadError, Sample, open_client, prompts, run_load
 from .serve_plot import picture
-from .serve_report import FIRST_TOKEN, THROUGHPUT, Cell, Measured, ServeReport, rows_of
+from .serve_report import FIRST_TOKEN, THROUGHPUT, Cell, Measured, ServeReport, load_name, rows_of
 from .serve_table import show
 from .serve_ways import MODEL_NAME, TITLES, EngineSettings, Way, make_ways, missing_for
 
@@ -49,7 +49,6 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     lengths: tuple[int, ...] = LENGTHS
     at_once: tuple[int, ...] = AT_ONCE
     rounds: int = ROUNDS
-    throughput: bool = True
 
 
 def run_serve(settings: ServeSettings, console: Console) -> ServeReport:
@@ -118,15 +117,13 @@ def cells(settings: ServeSettings) -> list[Cell]:
         for length in settings.lengths
         for at_once in settings.at_once
     ]
-    if settings.throughput:
-        load = Load(
-            prompt_tokens=THROUGHPUT_TOKENS,
-            output_tokens=THROUGHPUT_OUTPUT,
-            requests=THROUGHPUT_REQUESTS,
-            at_once=THROUGHPUT_AT_ONCE,
-        )
-        found.append(Cell(what=THROUGHPUT, load=load))
-    return found
+    throughput = Load(
+        prompt_tokens=THROUGHPUT_TOKENS,
+        output_tokens=THROUGHPUT_OUTPUT,
+        requests=THROUGHPUT_REQUESTS,
+        at_once=THROUGHPUT_AT_ONCE,
+    )
+    return [*found, Cell(what=THROUGHPUT, load=throughput)]
 
 
 def in_turn(ways: Sequence[Way], turn: int) -> list[Way]:
@@ -153,7 +150,7 @@ def _measure(ways: Sequence[Way], settings: ServeSettings, console: Console) -> 
                 _send(way, load, f"{way.name} warming up")
     loads = cells(settings)
     for turn, (number, cell) in enumerate(product(range(settings.rounds), loads)):
-        what = f"{cell.what}, {cell.load.prompt_tokens} tokens, {cell.load.at_once} at once"
+        what = load_name(cell.what, cell.load.prompt_tokens, cell.load.at_once)
         with waiting(console, f"round {number + 1} of {settings.rounds}: {what}"):
             group = [_one(way, cell, f"{way.name} {turn}") for way in in_turn(ways, turn)]
         yield group

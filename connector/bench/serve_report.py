@@ -82,6 +82,11 @@ def rows_of(measured: Sequence[Measured]) -> list[Row]:
     return [_row(cell, way, groups) for cell, way in groups]
 
 
+def load_name(what: str, prompt_tokens: int, at_once: int) -> str:
+    """Return what a load is called."""
+    return f"{what}, {prompt_tokens} tokens, {at_once} at once"
+
+
 def _row(cell: Cell, way: str, groups: Groups) -> Row:
     group = groups[cell, way]
     first = [sample.first_token_seconds for one in group for sample in one.samples]
@@ -89,7 +94,7 @@ def _row(cell: Cell, way: str, groups: Groups) -> Row:
     cpu = _cpu_of_a_request(group, len(first))
     load = cell.load
     return Row(
-        name=f"{cell.what}, {load.prompt_tokens} tokens, {load.at_once} at once, {TITLES[way]}",
+        name=f"{load_name(cell.what, load.prompt_tokens, load.at_once)}, {TITLES[way]}",
         what=cell.what,
         way=way,
         prompt_tokens=load.prompt_tokens,

@@ -6,7 +6,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .serve_report import FIRST_TOKEN, Row, ServeReport
+from .serve_report import FIRST_TOKEN, Row, ServeReport, load_name
 from .serve_ways import TITLES
 
 WIDTH_WITHOUT_TERMINAL = 140
@@ -26,7 +26,7 @@ def by_load(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """The rows of each load under its name."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        name = f"{row.what}, {row.prompt_tokens} tokens, {row.at_once} at once"
+        name = load_name(row.what, row.prompt_tokens, row.at_once)
         groups.setdefault(name, []).append(row)
     return groups
 

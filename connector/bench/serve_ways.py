@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ..demo_client import MODE_HEADER
-from ..engine_spec import EngineSpec, Mode, Role, RouterSpec
+from ..engine_spec import EngineSpec, Role, RouterSpec
 from ..launch import Engine, RouterProcess, Server
 from ..processes import free_port
 
@@ -95,12 +95,11 @@ def _dfirst(names: Sequence[str], settings: EngineSettings) -> list[Way]:
     prefill = _engine(settings, "prefill", "dfirst-prefill", None)
     decode = _engine(settings, "decode", "dfirst-decode", None)
     router = _dfirst_router("dfirst-router", prefill, decode, settings)
-    modes: dict[str, Mode] = {BLOCKWISE: "blockwise", LAYERWISE: "layerwise"}
     return [
         Way(
             name=name,
             url=router.url,
-            headers={MODE_HEADER: modes[name]},
+            headers={MODE_HEADER: name},
             servers=(prefill, decode, router),
         )
         for name in names

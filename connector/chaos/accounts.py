@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..json_file import write_json
 from .answers import Asked
 from .outages import Outages
 
@@ -55,8 +56,7 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
         return self.requests > 0 and self.faults > 0 and not self.findings
 
     def write(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+        write_json(path, self)
 
 
 class Sums(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from ..endings import fail, need_vllm
+
 
 def chaos(
     seed: Annotated[int, typer.Option(help="The same seed gives the same plan of load and faults.")] = 1,
@@ -21,24 +23,19 @@ def chaos(
     """
     from rich.console import Console
 
-    from ..host import vllm_is_installed
     from ..launch import LaunchError
     from .run import ChaosSettings, run_chaos
     from .table import print_report
 
-    if not vllm_is_installed():
-        typer.echo("error: vLLM is not installed here; install dfirst with the extra for this host", err=True)
-        raise typer.Exit(1)
+    need_vllm()
     console = Console()
     settings = ChaosSettings(seed=seed, minutes=minutes, work_dir=work_dir, json_file=json_file, keep=keep)
     try:
         report = run_chaos(settings, console)
     except LaunchError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error
-    except KeyboardInterrupt as interrupt:
-        typer.echo("error: interrupted; the engines are stopped", err=True)
-        raise typer.Exit(130) from interrupt
+        fail(str(error))
+    except KeyboardInterrupt:
+        fail("interrupted; the engines are stopped", status=130)
     print_report(console, report)
     if not report.is_well:
         raise typer.Exit(1)

@@ -98,11 +98,6 @@ class OrderBook:
             self._tell(order, of, now)
         return order
 
-    def close(self) -> None:
-        with self._lock:
-            self._orders.close()
-            self._injected.close()
-
     def _read(self) -> None:
         found = self._orders.read()
         if not found:

@@ -12,10 +12,9 @@ import msgspec
 from dfirst.spec.conform import Conformance, Unfinished, conform
 from rich.console import Console
 
-from ..demo_client import Answer, ask_all
+from ..demo import answers_of_one_engine
+from ..demo_client import Answer
 from ..demo_model import make_model
-from ..engine_spec import EngineSpec
-from ..launch import Engine
 from ..local_set import LocalSet, LocalSetSpec
 from ..processes import end_on_sigterm_as_on_ctrl_c
 from ..waiting import waiting
@@ -116,21 +115,8 @@ def _set_spec(model: str, work: Path, ports: str) -> LocalSetSpec:
 
 
 def _references(model: str, work: Path, pool: Pool, console: Console) -> list[Answer]:
-    spec = EngineSpec(
-        role="single",
-        model=model,
-        log=work / "logs" / "single.log",
-        served_model_name=MODEL_NAME,
-        max_model_len=MAX_MODEL_LEN,
-    )
-    prompts = tuple(pool.prompts)
-    with Engine(spec) as engine:
-        with waiting(console, "starting one engine for the reference answers"):
-            engine.wait_ready()
-        with waiting(console, f"{len(prompts)} reference answers"):
-            answers = asyncio.run(
-                ask_all(engine.url, MODEL_NAME, prompts, at_once=False, through_router=False)
-            )
+    log = work / "logs" / "single.log"
+    answers = answers_of_one_engine(model, log, MODEL_NAME, MAX_MODEL_LEN, tuple(pool.prompts), console)
     broken = next((answer.error for answer in answers if answer.error is not None), None)
     if broken is not None:
         raise RuntimeError(f"the single engine gave no reference: {broken}")

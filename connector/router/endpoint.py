@@ -94,13 +94,11 @@ class GenerationEndpoint:
             finally:
                 self._gate.inside -= 1
         outcome = "hang_up" if exchange.hung_up else reply.outcome
+        seconds = time.monotonic() - exchange.started_at
         if exchange.hung_up:
-            seconds = time.monotonic() - exchange.started_at
             logger.info("request %s: the client hung up after %.1f s", exchange.request_id, seconds)
         self._metrics.requests.labels(exchange.mode.value, outcome).inc()
-        self._metrics.request_seconds.labels(exchange.mode.value).observe(
-            time.monotonic() - exchange.started_at
-        )
+        self._metrics.request_seconds.labels(exchange.mode.value).observe(seconds)
 
     async def _read_and_serve(self, exchange: Exchange, reply: Reply) -> None:
         try:

@@ -79,7 +79,7 @@ class EngineRejected(RouterError):
 
 
 class StreamedError(RouterError):
-    """A decode engine reported an error inside its stream: the event goes on as it is."""
+    """A decode engine reported an error inside its stream: it goes on, with the transfer's id."""
 
     def __init__(self, payload: bytes) -> None:
         super().__init__(502, "engine_error", "the decode engine reported an error in its stream")

@@ -10,6 +10,8 @@ from typing import Any
 import httpx
 import msgspec
 
+from .errors import named
+
 DONE = b"data: [DONE]\n\n"
 DONE_PAYLOAD = b"[DONE]"
 CONTENT_TYPE = "text/event-stream; charset=utf-8"
@@ -60,7 +62,7 @@ def error_with_transfer(payload: bytes, transfer_id: str) -> bytes:
     """An engine's error with the transfer's id in its message; one of another form stays as it is."""
     try:
         body = msgspec.json.decode(payload, type=dict[str, Any])
-        body["error"]["message"] += f" (transfer {transfer_id})"
+        body["error"]["message"] += named(transfer_id)
     except (msgspec.DecodeError, KeyError, TypeError):
         return payload.strip()
     return msgspec.json.encode(body)

@@ -2,12 +2,13 @@
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from dfirst.protocol.modes import BLOCKWISE, LAYERWISE
 from dfirst.protocol.parallel import CONVENTION_A, CONVENTION_B
 
+from ..endings import fail
 from .question import HEAD_SIZE, MLA_HEAD_SIZE, MLA_LATENT, MLA_ROPE, TRANSFER_ID, CacheType
 
 SIZES_HELP = (
@@ -214,7 +215,7 @@ def plan(
         )
         found = WhatIf(question).answer(with_copies=json_file is not None)
     except ValueError as error:
-        _fail(str(error), 2)
+        fail(str(error), 2)
     to_stdout = json_file == Path("-")
     if to_stdout:
         typer.echo(answer.encode(found), nl=False)
@@ -223,7 +224,7 @@ def plan(
     if svg is not None and found.refusal is None:
         _write("--svg", svg, drawing.svg(found))
     if found.refusal is not None:
-        _fail(found.refusal, 1)
+        fail(found.refusal, 1)
     if not to_stdout:
         from rich.console import Console
 
@@ -235,9 +236,4 @@ def _write(option: str, file: Path, content: bytes) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
     except OSError as error:
-        _fail(f"{option}: {file} cannot be written: {error.strerror}", 2)
-
-
-def _fail(message: str, status: int) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(status)
+        fail(f"{option}: {file} cannot be written: {error.strerror}", 2)

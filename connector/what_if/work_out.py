@@ -137,11 +137,14 @@ class WhatIf:
         draw = random.Random(SEED)
         question = self.question
         sent = dict.fromkeys((place.rank for place in self.prefill.places), 0)
+        moved: dict[Leg, int] = {}
         for _ in range(question.transfers):
             name = draw.randbytes(16).hex()
             plan = pair.request(name, question.prompt_tokens, question.cached_tokens)
             for leg in plan.legs:
-                sent[leg.prefill_rank] += self._copies(leg).bytes * len(leg.layers)
+                if leg not in moved:
+                    moved[leg] = self._copies(leg).bytes * len(leg.layers)
+                sent[leg.prefill_rank] += moved[leg]
         return LoadAnswer(
             transfers=question.transfers,
             bytes=list(sent.values()),
@@ -164,6 +167,7 @@ class _Engine:
         some_shard = self.shards[0]
         self.block_ids = 2 * np.arange(blocks_needed(some_shard, question.prompt_tokens), dtype=np.int64)
         self.region = some_shard.regions[0]
+        self._held: dict[int, list[Range]] = {}
         alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for place in self.places:
             alike[place.first_layer, place.layer_count, place.first_kv_head, place.cp_rank].append(place.rank)
@@ -202,7 +206,9 @@ class _Engine:
         releases: Iterable[int] = (),
     ) -> RankAnswer:
         shard = self.shards[place.rank]
-        ranges = _ranges(shard, shard, range(self._question.prompt_tokens))
+        if shard.cp_rank not in self._held:
+            self._held[shard.cp_rank] = _ranges(shard, shard, range(self._question.prompt_tokens))
+        ranges = self._held[shard.cp_rank]
         moved = {rank: sum(leg.bytes for leg in legs.get(rank, ())) for rank in self.replicas[place.rank]}
         return RankAnswer(
             rank=place.rank,
