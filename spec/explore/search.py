@@ -61,7 +61,7 @@ class Result:
     """The longest time that vLLM had to wait once faults had stopped."""
     mild_steps: int = 0
     bounds: Bounds = field(default_factory=dict)
-    """The longest of these times, by what had been met."""
+    """The longest of these times, by what had been met; empty where a world does not tell that apart."""
     complete: bool = True
 
 
@@ -69,8 +69,11 @@ class Search:
     """One exploration."""
 
     def __init__(self, world: World, progress: Progress | None = None, bounds: Bounds | None = None) -> None:
-        """``bounds`` are held besides those of the configuration: what other circumstances may take."""
+        """``bounds`` are held besides those of the configuration: what other circumstances may take, where
+        these are told apart.
+        """
         self.world = world
+        self.told_apart = world.configuration.told_apart
         self.progress = progress
         self.bounds = bounds or {}
         self.numbers: dict[bytes, int] = {}
@@ -163,8 +166,9 @@ class Search:
         self.forgotten.append(all(core < 0 or self.world.ranks.empty[core] for core in state.cores))
         self.served.append(not self.world.requests.waiting(state))
         self.mild.append(255 if state.marks & (HARSH | LATE | SLOWED) else used)
-        met = (state.marks >> NAMES_FROM, used, self.world.given_up(state))
-        self.met.append(self._met.setdefault(met, met))
+        if self.told_apart:
+            met = (state.marks >> NAMES_FROM, used, self.world.given_up(state))
+            self.met.append(self._met.setdefault(met, met))
         return number
 
     # Rule L1
@@ -184,7 +188,8 @@ class Search:
                 raise _Stop(self._unended(number, "what has ended is never forgotten"))
         waits = self._steps_to(self.served)
         self._check_waits(waits)
-        self._check_circumstances(ends, waits)
+        if self.told_apart:
+            self._check_circumstances(ends, waits)
 
     def _check_waits(self, waits: list[int]) -> None:
         configuration, result = self.world.configuration, self.result
