@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from dfirst.protocol.commands import AbortTransfer, AcceptPush, Command, OfferBlocks
 from dfirst.protocol.effects import Effect, Reply, Report, Send
-from dfirst.protocol.lease import write_tail_seconds
 from dfirst.protocol.messages import (
     Cancel,
     Done,
@@ -29,7 +28,7 @@ from dfirst.protocol.messages import (
 from dfirst.protocol.modes import OWNER
 
 from .codec import LEASE_PARTS, LEASE_SLOT, LEASES, MOVERS, OWNERS, PARKED, TIMERS, TRANSFER_STATE, Code
-from .sites import PROMPT_TOKENS, Sites
+from .sites import Sites
 from .violation import Violation
 
 KEY, LEGS = 1, -1
@@ -166,34 +165,17 @@ class Answers:
 
     def _check_refuses(self, site: int, sender: Sender, core: int, key: TransferKey, after: str) -> None:
         name = self.sites.names[site]
-        for mover in self._movers_here(site):
-            answers = self.ask(core, self._query(mover, sender, key))
+        for mover in self.sites.of_engine[self.sites.mover]:
+            question = self.sites.question(mover, 0, sender, key, HIGH)
+            answers = self.ask(core, question)
             if {type(answer).__name__ for answer in answers} != {"Gone"}:
                 raise Violation("R8", f"{name} does not refuse a question after {after}")
-            renewal = Renew(mover, HIGH, sender.incarnation, self.sites.configuration.mode, [key])
+            renewal = Renew(question.sender, HIGH, sender.incarnation, question.mode, [key])
             granted = [
                 each for each in self.ask(core, renewal) if isinstance(each, Renewed) and each.extended
             ]
             if granted:
                 raise Violation("R8", f"{name} grants a renewal after {after}")
-
-    def _movers_here(self, site: int) -> Iterator[Sender]:
-        for mover in self.sites.of_engine[self.sites.mover]:
-            yield self.sites.sender(mover, 0)
-
-    def _query(self, mover: Sender, owner: Sender, key: TransferKey) -> Query:
-        configuration = self.sites.configuration
-        return Query(
-            sender=mover,
-            key=key,
-            sequence=HIGH,
-            target_incarnation=owner.incarnation,
-            mode=configuration.mode,
-            layout_digest=self.sites.digest(self.sites.mover, 0),
-            prompt_tokens=PROMPT_TOKENS,
-            cached_tokens=PROMPT_TOKENS if configuration.all_cached else 0,
-            tail_seconds=write_tail_seconds(self.timing) if configuration.layerwise else 0.0,
-        )
 
 
 def _check_stops(name: str, reaction: Reaction, key: TransferKey, after: str) -> None:

@@ -1,13 +1,12 @@
 """What befalls whole engines: crashes, restarts, machines that stand still, and a router that gives up."""
 
-from dfirst.protocol.lease import write_tail_seconds
-from dfirst.protocol.messages import Cancel, Query, Sender
+from dfirst.protocol.messages import Cancel, Sender
 from dfirst.protocol.modes import MOVER, OWNER
 
 from .post import ANYONE, ROUTER_SITE, Letter, Post
 from .ranks import DEAD, PASS, Ranks
 from .requests import Requests
-from .sites import PROMPT_TOKENS, Sites
+from .sites import Sites
 from .state import MUTE, Action, Draft, State
 
 ROUTER_SENDER = Sender("router", -1, "r")
@@ -67,20 +66,11 @@ class Calamities:
 
     def stray(self, draft: Draft, key: int, mover: int, owner: int) -> None:
         """A rank asks for blocks that the plan has nothing for it in."""
-        configuration, sites = self.configuration, self.sites
-        incarnations = [draft.incarnations[sites.engine_of[site]] for site in (mover, owner)]
-        message = Query(
-            sender=sites.sender(mover, incarnations[0]),
-            key=sites.keys[key],
-            sequence=1,
-            target_incarnation=sites.sender(owner, incarnations[1]).incarnation,
-            mode=configuration.mode,
-            layout_digest=sites.digest(sites.mover, incarnations[0]),
-            prompt_tokens=PROMPT_TOKENS,
-            cached_tokens=PROMPT_TOKENS if configuration.all_cached else 0,
-            tail_seconds=write_tail_seconds(configuration.timing) if configuration.layerwise else 0.0,
-        )
-        draft.net.append(self.post.write(Letter(mover, incarnations[0], owner, ANYONE, message)) * 2)
+        sites = self.sites
+        incarnation = draft.incarnations[sites.mover]
+        asked = sites.sender(owner, draft.incarnations[sites.owner])
+        message = sites.question(mover, incarnation, asked, sites.keys[key], sequence=1)
+        draft.net.append(self.post.write(Letter(mover, incarnation, owner, ANYONE, message)) * 2)
 
     def die(self, draft: Draft, engine: int) -> None:
         """An engine's processes end and never come back."""

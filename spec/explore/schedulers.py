@@ -27,7 +27,6 @@ class Call(NamedTuple):
     scheduler: int
     commands: tuple[Command, ...]
     announced: bool
-    answer: Any
 
 
 class Schedulers:
@@ -48,14 +47,14 @@ class Schedulers:
         if found is None:
             core = self._revive(scheduler)
             try:
-                answer = getattr(self, f"_{hook}")(core, *arguments)
+                getattr(self, f"_{hook}")(core, *arguments)
             except Violation:
                 raise
             except Exception as error:
                 raise Violation("F3", f"the scheduler ended with {type(error).__name__}: {error}") from error
             commands = core.take_commands()
             announced = bool(core.take_announcements())
-            found = Call(self._number(_encode(core)), commands, announced, answer)
+            found = Call(self._number(_encode(core)), commands, announced)
             self._calls[known] = found
         return found
 
@@ -65,7 +64,6 @@ class Schedulers:
         layerwise = self.sites.configuration.layerwise
         other = 1 - engine
         names_remote = (engine == D) != layerwise
-        cached = PROMPT_TOKENS if self.sites.configuration.all_cached else 0
         request = TransferRequest(
             key=self.sites.keys[key],
             mode=self.sites.configuration.mode,
@@ -73,7 +71,7 @@ class Schedulers:
             prompt_tokens=PROMPT_TOKENS - (self.sites.configuration.disagree and engine == P),
             remote=self.sites.remote(other, incarnation) if names_remote else None,
             metaserver="router" if layerwise and engine == D else "",
-            cached_tokens=cached if layerwise and engine == P else 0,
+            cached_tokens=self.sites.cached_tokens if layerwise and engine == P else 0,
         )
         core.seen(request, decodes=engine == D)
 
@@ -82,7 +80,7 @@ class Schedulers:
         external = core.external_tokens(request_id, 0)
         if local and external:
             raise Violation("S6", f"{request_id} would load a transfer that another request is loading")
-        cached = PROMPT_TOKENS if self.sites.configuration.all_cached else 0
+        cached = self.sites.cached_tokens
         core.allocated(
             request_id, Allocation(block_ids=BLOCKS, cached_tokens=cached, external_tokens=external)
         )
@@ -94,12 +92,11 @@ class Schedulers:
         if not any(isinstance(command, Renounce) for command in core.commands):
             raise Violation("S4", f"{request_id} has everything cached, and P hears nothing of it")
 
-    def _finished(self, core: SchedulerCore, request_id: str, computed: bool) -> bool:
-        kept = core.finished(request_id, Finish(block_ids=BLOCKS, prompt_computed=computed))
+    def _finished(self, core: SchedulerCore, request_id: str, computed: bool) -> None:
+        core.finished(request_id, Finish(block_ids=BLOCKS, prompt_computed=computed))
         left = core.requests.get(request_id)
         if left is not None and left.state not in ("ABORTING", "HELD"):
             raise Violation("L1", f"{request_id} is finished, and stays here in {left.state} for ever")
-        return kept
 
     def _reported(self, core: SchedulerCore, request_id: str, event: str) -> None:
         before = core.requests.get(request_id)

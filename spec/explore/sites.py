@@ -7,7 +7,8 @@ restart gives all ranks of an engine their next incarnation.
 from functools import cache, cached_property
 
 from dfirst.protocol.commands import RemoteEngine, RemoteRank
-from dfirst.protocol.messages import Sender, TransferKey
+from dfirst.protocol.lease import write_tail_seconds
+from dfirst.protocol.messages import Query, Sender, TransferKey
 from dfirst.protocol.plan import PairPlan, plan_pair
 from dfirst.protocol.shards import Directory, RankEntry, Region, Shard, layout_digest
 
@@ -38,6 +39,7 @@ class Sites:
         ]
         self.key_number = {key: number for number, key in enumerate(self.keys)}
         self.mover, self.owner = (P, D) if configuration.layerwise else (D, P)
+        self.cached_tokens = PROMPT_TOKENS if configuration.all_cached else 0
         self._directories: dict[tuple[int, int], Directory] = {}
         self._digests: dict[tuple[int, int], str] = {}
         self._incarnations: dict[str, tuple[int, int]] = {}
@@ -50,8 +52,7 @@ class Sites:
     @cache  # noqa: B019 (a world's sites live as long as the world)
     def legs(self, key: int) -> frozenset[tuple[int, int]]:
         """Return the (mover site, owner site) pairs that have bytes to move for a transfer."""
-        cached = PROMPT_TOKENS if self.configuration.all_cached else 0
-        plan = self.plan.request(self.keys[key].transfer_id, PROMPT_TOKENS, cached)
+        plan = self.plan.request(self.keys[key].transfer_id, PROMPT_TOKENS, self.cached_tokens)
         first = self.configuration.prefill_ranks
         pairs = ((leg.prefill_rank, first + leg.decode_rank) for leg in plan.legs)
         return frozenset(pair if self.mover == P else pair[::-1] for pair in pairs)
@@ -86,6 +87,21 @@ class Sites:
         engine = self.engine_of[site]
         rank = site - self.of_engine[engine].start
         return Sender(NAMES[engine], rank, self.directory(engine, incarnation).ranks[rank].incarnation)
+
+    def question(self, mover: int, incarnation: int, owner: Sender, key: TransferKey, sequence: int) -> Query:
+        """Return the QUERY of the rank at a mover's site, in this incarnation of it, to an owner."""
+        configuration = self.configuration
+        return Query(
+            sender=self.sender(mover, incarnation),
+            key=key,
+            sequence=sequence,
+            target_incarnation=owner.incarnation,
+            mode=configuration.mode,
+            layout_digest=self.digest(self.mover, incarnation),
+            prompt_tokens=PROMPT_TOKENS,
+            cached_tokens=self.cached_tokens,
+            tail_seconds=write_tail_seconds(configuration.timing) if configuration.layerwise else 0.0,
+        )
 
     def incarnation_of(self, name: str) -> int:
         """Return the number of an incarnation that some directory names."""
