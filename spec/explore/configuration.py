@@ -5,7 +5,7 @@ All waits are small whole numbers of a clock's unit. A step of time moves each e
 over after 3 steps of a fast clock and 4 of a slow one, so a margin that is forgotten shows at once.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dfirst.protocol.modes import BLOCKWISE, LAYERWISE
 from dfirst.protocol.timing import Timing
@@ -89,11 +89,8 @@ class Configuration:
     orderly: bool = False
     """Whether letters and steps come in one fixed order, and another order is one more fault (a reordering).
     Otherwise every order is explored at no cost."""
-    quick: bool = False
-    """Part of the quick set."""
     limit: int = 4_000_000
     """States after which the exploration gives up: it should have ended by itself long before."""
-    tags: tuple[str, ...] = field(default=())
 
     @property
     def layerwise(self) -> bool:

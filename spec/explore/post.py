@@ -44,7 +44,6 @@ class Post:
         """What each letter's numbers are, if it carries any."""
         self._numbers: dict[tuple[int, int, int, int, str, bytes], int] = {}
         self._renamed: dict[tuple[int, int, int], int] = {}
-        self._sites = {name.encode(): site for site, name in enumerate(sites.names)}
 
     def send(self, source: int, incarnation: int, effect: Send | Reply) -> int | None:
         """Return the letter of a core's effect; None if it goes to a router."""
@@ -104,11 +103,6 @@ class Post:
         if letter.source == ROUTER_SITE:
             return ROUTER.encode()
         return f"{self.sites.names[letter.source]}.{letter.source_incarnation}".encode()
-
-    def text(self, number: int) -> str:
-        """Return a letter in words."""
-        letter = self.letters[number]
-        return f"{self.name(letter.source)} -> {self.name(letter.target)} {self.title(letter.message)}"
 
     def name(self, site: int) -> str:
         """Return the name of a site, or of the router."""

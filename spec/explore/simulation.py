@@ -280,17 +280,11 @@ class Simulation:
             if lent:
                 job.spoilt = True
         self.counts[report.outcome] += 1
-        if report.outcome == RECEIVED:
-            missing = self._wanted(rank, key) - {number for each, number in rank.good if each == key}
-            if missing:
-                raise Violation("S1", f"{name}, but what P ranks {sorted(missing)} have is not all there")
+        # As many heads as ranks on both sides: each D rank reads from the P rank of its own number.
+        if report.outcome == RECEIVED and (key, rank.number) not in rank.good:
+            raise Violation("S1", f"{name}, but what P rank {rank.number} has is not all there")
         rank.good = {entry for entry in rank.good if entry[0] != key}
         self.after(self.draw.uniform(0.001, 0.02), lambda: self._collect(rank, report))
-
-    @staticmethod
-    def _wanted(rank: Rank, _key: TransferKey) -> set[int]:
-        # As many heads as ranks on both sides: each D rank reads from the P rank of its own number.
-        return {rank.number}
 
     def _collect(self, rank: Rank, report: Report) -> None:
         if not rank.alive:

@@ -94,7 +94,3 @@ class Engine:
     reported: dict[str, list[str]] = field(default_factory=dict)
     waiting: set[str] = field(default_factory=set)
     """vLLM's requests that wait for an outcome, or whose blocks the ranks hold."""
-
-    @property
-    def decodes(self) -> bool:
-        return self.name.startswith("D")

@@ -21,7 +21,8 @@ known; a part is written and not scattered."""
 ANNOUNCED, P_LATE, D_LATE, COMPUTE_LATE, TWICE, P_TWICE = 1, 2, 4, 8, 16, 32
 IDLE, RUNNING, DONE, OVER, ABORTING = range(5)
 """Stages of a request. On D, RUNNING is loading; OVER has nothing left that vLLM waits for."""
-FREE, HELD, RELEASED = range(3)
+HELD, RELEASED = 1, 2
+"""What vLLM has done with a rank's blocks for a transfer; 0 if it has not given any."""
 HARSH, ASKED, LATE, NETTED, SLOWED = 1, 256, 512, 1024, 2048
 MUTE = 1 << 12
 """Shifted by a site: what it sends is lost."""
