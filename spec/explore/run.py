@@ -77,17 +77,19 @@ def replay_file(path: Path, console: Console) -> bool:
 
 def _replayed(path: Path, name: str, habits: Habits) -> tuple[list[str], list[Line], Violation | None]:
     """A file may come from either set's world of that name: the one with more faults is tried first."""
-    for quick in (False, True):
-        world = World(named(name, quick), habits)
-        world.watcher.strict = False
-        try:
-            lines, violation = replay(path, world)
-        except ValueError:
-            if quick:
-                raise
-            continue
-        return world.sites.names, lines, violation
-    raise ValueError(f"{path} cannot be replayed")
+    try:
+        return _replayed_in(path, named(name, quick=False), habits)
+    except ValueError:
+        return _replayed_in(path, named(name, quick=True), habits)
+
+
+def _replayed_in(
+    path: Path, configuration: Configuration, habits: Habits
+) -> tuple[list[str], list[Line], Violation | None]:
+    world = World(configuration, habits)
+    world.watcher.strict = False
+    lines, violation = replay(path, world)
+    return world.sites.names, lines, violation
 
 
 def show(result: Result, scenarios: Path, console: Console, mutant: str = "") -> None:
