@@ -88,7 +88,8 @@ class _Extents:
             return []
         place = np.searchsorted(self._starts, runs.starts, side="right") - 1
         inside = (place >= 0) & (runs.lengths > 0)
-        inside &= runs.starts + runs.lengths <= self._ends[np.maximum(place, 0)]
+        # Never the sum of the two: a peer names the runs, and could make it overflow.
+        inside &= runs.lengths <= self._ends[np.maximum(place, 0)] - runs.starts
         if not inside.all():
             wrong = int(np.flatnonzero(~inside)[0])
             raise ValueError(

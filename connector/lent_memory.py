@@ -5,10 +5,11 @@ import numpy as np
 from ..protocol.copies import Int64Array
 from ..protocol.shards import Region, Shard
 from .kv_memory import Runs
+from .stretches import Stretches
 
 
 class LentMemory:
-    """The memory of some blocks, as stretches in ascending order with neighbours made one."""
+    """The memory of some blocks."""
 
     def __init__(self, shard: Shard, block_ids: tuple[int, ...]) -> None:
         self.block_ids = block_ids
@@ -16,20 +17,11 @@ class LentMemory:
         pieces = [_stretches(shard, region, blocks) for region in shard.regions]
         starts = np.concatenate([piece[0] for piece in pieces])
         ends = starts + np.concatenate([np.full(len(piece[0]), piece[1], dtype=np.int64) for piece in pieces])
-        order = np.argsort(starts, kind="stable")
-        starts, ends = starts[order], np.maximum.accumulate(ends[order])
-        firsts = np.concatenate([[True], starts[1:] > ends[:-1]]) if len(starts) else np.empty(0, dtype=bool)
-        self._starts: Int64Array = starts[firsts]
-        self._ends: Int64Array = ends[np.concatenate([firsts[1:], [True]])] if len(starts) else ends
+        self._stretches = Stretches(starts, ends)
 
     def check(self, runs: Runs) -> None:
         """Raise ``ValueError`` if a run is not wholly lent."""
-        if not len(runs.starts):
-            return
-        place = np.searchsorted(self._starts, runs.starts, side="right") - 1
-        wrong = (place < 0) | (runs.lengths <= 0)
-        if len(self._ends):
-            wrong |= runs.starts + runs.lengths > self._ends[np.maximum(place, 0)]
+        wrong = (runs.lengths == 0) | self._stretches.outside(runs.starts, runs.lengths)
         if wrong.any():
             first = int(np.flatnonzero(wrong)[0])
             start, length = int(runs.starts[first]), int(runs.lengths[first])

@@ -4,28 +4,19 @@ import numpy as np
 
 from ..protocol.copies import Int64Array
 from ..protocol.shards import Region, Shard
+from .stretches import Stretches
 
 
 class OwnMemory:
-    """The stretches that a shard's regions take up, ascending, with those that touch or overlap made one."""
+    """The memory that a shard's regions take up."""
 
     def __init__(self, shard: Shard) -> None:
-        stretches = sorted(_stretch(shard, region) for region in shard.regions)
-        merged: list[tuple[int, int]] = []
-        for start, end in stretches:
-            if merged and start <= merged[-1][1]:
-                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-            else:
-                merged.append((start, end))
-        self._starts = np.asarray([start for start, _ in merged], dtype=np.int64)
-        self._ends = np.asarray([end for _, end in merged], dtype=np.int64)
+        regions = np.array([_stretch(shard, region) for region in shard.regions], dtype=np.int64)
+        self._stretches = Stretches(*regions.reshape(-1, 2).T)
 
     def check(self, addresses: Int64Array, lengths: Int64Array) -> None:
         """Raise ``ValueError`` if a run of bytes is not wholly in this memory."""
-        if not len(addresses):
-            return
-        place = np.searchsorted(self._starts, addresses, side="right") - 1
-        wrong = (place < 0) | (lengths < 0) | (lengths > self._ends[place] - addresses)
+        wrong = self._stretches.outside(addresses, lengths)
         if wrong.any():
             first = int(np.flatnonzero(wrong)[0])
             raise ValueError(

@@ -74,7 +74,11 @@ def test_what_is_scattered_arrives_and_nothing_else_changes(memory, seed, grain)
 
 @pytest.mark.parametrize(
     ("place", "reason"),
-    [((0, SIZE - 32, 64), "not in the registered memory"), ((0, 8, 40), "multiples of 8 bytes")],
+    [
+        ((0, SIZE - 32, 64), "not in the registered memory"),
+        ((0, 64, (1 << 63) - 64), "not in the registered memory"),
+        ((0, 8, 40), "multiples of 8 bytes"),
+    ],
 )
 def test_a_list_that_cannot_be_moved_moves_nothing(memory, place, reason):
     caches, buffer, made = memory
@@ -129,6 +133,12 @@ def test_blocks_whose_heads_lie_apart_are_lent_head_by_head():
     lent.check(runs_at((4096 + 256, 128), (4096 + 1280 + 256, 128)))
     with pytest.raises(ValueError, match="not in the blocks that are lent"):
         lent.check(runs_at((4096 + 256, 129)))
+
+
+def test_a_run_whose_end_is_beyond_all_numbers_is_not_lent():
+    lent = LentMemory(shard_of(False), (2, 3))
+    with pytest.raises(ValueError, match="not in the blocks that are lent"):
+        lent.check(runs_at((4096 + 512, (1 << 63) - 32)))
 
 
 def test_where_nothing_is_lent_nothing_is_touched():
