@@ -86,6 +86,7 @@ def test_an_engine_draws_again_until_its_ports_are_fresh(monkeypatch: pytest.Mon
         return next(answers)
 
     monkeypatch.setattr(mooncake_engine, "all_fresh", judge)
+    monkeypatch.delenv("MC_TRANSFER_TIMEOUT", raising=False)  # an engine of an earlier test may have set it
     engine = mooncake_engine.MooncakeEngine("127.0.0.1", "tcp", 5, 10, lent_seconds=20)
     assert int(engine.data_address.rpartition(":")[2]) in asked[-1]
     assert len(asked) == 3

@@ -16,6 +16,7 @@ from dfirst.connector.local_set import LocalSetSpec
 from dfirst.connector.processes import free_port
 
 ANSWER_SECONDS = 0.05
+HOLD_SECONDS = 10.0
 RESTART_SECONDS = 0.5
 
 
@@ -41,13 +42,15 @@ class FakeServer:
         self.asked: list[dict[str, Any]] = []
         self.aborted: list[str] = []
         self.most_at_once = 0
+        self.least_at_once = 0
+        """Answers are held until there have been so many at once, or for long."""
         self.misdeeds: list[str] = []
         """What happens to the next answers: `wrong`, `error`, `formless`, `break off`."""
         self.dead = False
         self._server: ThreadingHTTPServer | None = None
         self._connections: list[socket.socket] = []
         self._under_way = 0
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self.start(0.0)
 
     def start(self, seconds: float = RESTART_SECONDS) -> None:
@@ -103,16 +106,21 @@ class FakeServer:
                 self.end_headers()
                 self.wfile.write(content)
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
-        self._server.daemon_threads = True
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 128  # a connection that finds no place is tried again after a second
+
+        self._server = Server(("127.0.0.1", self.port), Handler)
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def wait_a_little(self) -> None:
-        with self._lock:
+        with self._changed:
             self._under_way += 1
             self.most_at_once = max(self.most_at_once, self._under_way)
+            self._changed.notify_all()
         time.sleep(ANSWER_SECONDS)
-        with self._lock:
+        with self._changed:
+            self._changed.wait_for(lambda: self.most_at_once >= self.least_at_once, HOLD_SECONDS)
             self._under_way -= 1
 
     def answer(self, body: dict[str, Any]) -> tuple[int, bytes]:

@@ -107,4 +107,5 @@ def test_engines_of_an_api_server_take_turns(
     p.grant_changes = DIGEST
     router.complete(MODE)
     router.complete(MODE)
+    router.settle()
     assert [headers.get("x-data-parallel-rank") for headers in p.headers[2:]] == ["0", "1"]
