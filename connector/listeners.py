@@ -54,12 +54,21 @@ def _restrict(number: int, host: str) -> None:
         _let_accept_return(listener)
         if address:
             _attach_filter(listener, address)
+        _end_first_accept(host, listener.getsockname()[1])
 
 
 def _let_accept_return(listener: socket.socket) -> None:
     # The engine's destructor waits for its thread to come out of accept, and holds the interpreter lock.
     timeout = struct.pack("ll", 0, int(_ACCEPT_SECONDS * 1_000_000))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+
+
+def _end_first_accept(host: str, port: int) -> None:
+    # The thread may wait already, and then as long as the engine had told it to: for a second.
+    try:
+        socket.create_connection((host, port), timeout=_ACCEPT_SECONDS).close()
+    except OSError as error:
+        logger.debug("%s:%d: nobody accepts yet: %s", host, port, error)
 
 
 def _listening_everywhere() -> dict[int, int]:
