@@ -65,13 +65,13 @@ class Rank:
                 self.loop.post(Layer(layer))
             self.loop.post(StepEnded())
 
-    def outcomes(self) -> list[str]:
-        """Take the reports that are there and return the outcomes of all so far."""
+    def outcomes(self, key: TransferKey | None = None) -> list[str]:
+        """Take the reports that are there and return the outcomes of all so far, or of one transfer."""
         self.reports += self.loop.take_reports()
-        return [report.outcome for report in self.reports]
+        return [report.outcome for report in self.reports if key in (None, report.key)]
 
     def stop(self) -> None:
-        """End the rank in good order."""
+        """End the rank in good order. An engine that has copied takes up to a second to close."""
         self.loop.stop(5.0)
         self.engine.close()
 
