@@ -4,8 +4,9 @@ Some rules say what a rank must never do later (lend after CANCEL, grant after t
 rule begins to hold, the rank is asked on the side what it would answer now; the world does not see it.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from math import inf
+from typing import NamedTuple
 
 from dfirst.protocol.commands import AbortTransfer, AcceptPush, Command, OfferBlocks
 from dfirst.protocol.effects import Effect, Reply, Report, Send
@@ -26,15 +27,12 @@ from dfirst.protocol.messages import (
     Wait,
 )
 from dfirst.protocol.modes import OWNER
+from dfirst.protocol.mover_leg import Peer
 
-from .codec import LEASE_PARTS, LEASE_SLOT, LEASES, MOVERS, OWNERS, PARKED, TIMERS, TRANSFER_STATE, Code
+from .codes import CoreCode, leg_places, places
 from .sites import Sites
 from .violation import Violation
 
-KEY, LEGS = 1, -1
-"""Places in the tuple of a transfer."""
-PEER, LEG_STATE, LEASE_UNTIL, ASKED, LENT, LEG_FAILED = 0, 3, 4, 5, 6, 8
-"""Places in the tuple of a leg."""
 PENDING = ("PULLS_PENDING", "PUSHES_PENDING")
 LAST_WORDS = ("DONE", "STOPPED")
 HIGH = 39
@@ -48,8 +46,8 @@ class Reaction(NamedTuple):
 
     core: int
     became: int
-    before: Code
-    after: Code
+    before: CoreCode
+    after: CoreCode
     effects: list[Effect]
 
     @property
@@ -105,50 +103,41 @@ class Answers:
         elif isinstance(command, AbortTransfer):
             _check_stops(self.sites.names[site], reaction, command.key, "an abort")
             # PARKED: forgotten long ago, and a question that came late; it hears GONE after the hold time.
-            known = [owner for owner in reaction.after[OWNERS] if owner[TRANSFER_STATE] != "PARKED"]
-            if any(owner[KEY] == command.key for owner in known):
+            known = [owner for owner in reaction.after.owners if owner.state != "PARKED"]
+            if any(owner.key == command.key for owner in known):
                 self._check_refuses(site, sender, reaction.became, command.key, "an abort")
         self.check_released(site, sender, reaction)
 
     def check_released(self, site: int, sender: Sender, reaction: Reaction) -> None:
         """After the release a question and a renewal are refused (rule R8)."""
-        owned = {owner[KEY] for owner in reaction.after[OWNERS]}
+        owned = {owner.key for owner in reaction.after.owners}
         for key in _reports(reaction) & owned:
             self._check_refuses(site, sender, reaction.became, key, "the release")
 
     def check_collected(self, site: int, sender: Sender, reaction: Reaction, key: TransferKey) -> None:
         """And so they are when vLLM has taken the report."""
-        if any(owner[KEY] == key for owner in reaction.after[OWNERS]):
+        if any(owner.key == key for owner in reaction.after.owners):
             self._check_refuses(site, sender, reaction.became, key, "the release")
 
     def _check_patience(self, site: int, reaction: Reaction, answer: Wait) -> None:
         """Who hears WAIT asks again within half a lease (rule R9)."""
         rate = self.sites.rate_of[site]
         half = -(-self.timing.lease_seconds / 2 // rate) * rate
-        place = -1
-        for mover in reaction.after[MOVERS]:
-            place += 1
-            for leg in mover[LEGS]:
-                place += 1
-                mine = mover[KEY] == answer.key and leg[PEER].incarnation == answer.sender.incarnation
-                if not mine or answer.sequence not in dict(leg[ASKED]):
-                    continue
-                due = [
-                    at
-                    for at, which, timer in reaction.after[TIMERS]
-                    if (which, timer) == (place, "query_retry")
-                ]
-                if not due or due[0] > half:
-                    name = self.sites.names[site]
-                    raise Violation("R9", f"{name} heard WAIT and does not ask again within half a lease")
+        for place, mover, leg in leg_places(reaction.after):
+            mine = mover.key == answer.key and leg.peer.incarnation == answer.sender.incarnation
+            if not mine or answer.sequence not in dict(leg.asked):
+                continue
+            if reaction.after.timers_of(place).get("query_retry", inf) > half:
+                name = self.sites.names[site]
+                raise Violation("R9", f"{name} heard WAIT and does not ask again within half a lease")
 
     def _check_hold(self, site: int, reaction: Reaction, key: TransferKey) -> None:
         """Blocks that nobody asks for are held for the hold time, and no longer than the deadline (R9)."""
         name = self.sites.names[site]
-        for place, transfer in _places(reaction.after):
-            if transfer[KEY] != key:
+        for place, transfer in places(reaction.after):
+            if transfer.key != key:
                 continue
-            timers = {timer: at for at, which, timer in reaction.after[TIMERS] if which == place}
+            timers = reaction.after.timers_of(place)
             if timers.get("hold_end", 0.0) < self.timing.hold_seconds:
                 raise Violation("R9", f"{name} holds its blocks for less than the hold time")
             if "deadline" not in timers:
@@ -157,7 +146,7 @@ class Answers:
     def _check_cancelled(self, site: int, sender: Sender, reaction: Reaction, message: Cancel) -> None:
         """CANCEL: an owner lends no more and refuses renewals; a mover issues no more copies (rule R8)."""
         if message.target == OWNER:
-            if any(owner[KEY] == message.key for owner in reaction.after[OWNERS]):
+            if any(owner.key == message.key for owner in reaction.after.owners):
                 self._check_refuses(site, sender, reaction.became, message.key, "CANCEL")
             return
         if self.sites.configuration.layerwise:
@@ -180,17 +169,17 @@ class Answers:
 
 def _check_stops(name: str, reaction: Reaction, key: TransferKey, after: str) -> None:
     """A mover that gives a transfer up asks no more and issues no more copies (rule R8)."""
-    legs = (leg for mover in reaction.after[MOVERS] if mover[KEY] == key for leg in mover[LEGS])
-    if any(leg[LEG_STATE] in ("METADATA_QUERY", "COPYING") for leg in legs):
+    legs = (leg for mover in reaction.after.movers if mover.key == key for leg in mover.legs)
+    if any(leg.state in ("METADATA_QUERY", "COPYING") for leg in legs):
         raise Violation("R8", f"{name} goes on with questions or copies after {after}")
 
 
 def check_times(name: str, reaction: Reaction) -> None:
     """The hold time and the deadline end the waiting that they are there for (rule R9)."""
-    waiting = {transfer[KEY]: transfer[TRANSFER_STATE] for transfer in _transfers(reaction.after)}
-    for place, transfer in _places(reaction.before):
-        rang = {timer for at, which, timer in reaction.before[TIMERS] if which == place and at <= 0}
-        state = waiting.get(transfer[KEY], "")
+    waiting = {transfer.key: transfer.state for transfer in reaction.after.transfers}
+    for place, transfer in places(reaction.before):
+        rang = {timer for timer, at in reaction.before.timers_of(place).items() if at <= 0}
+        state = waiting.get(transfer.key, "")
         if "deadline" in rang and state in ("METADATA_QUERY", *PENDING):
             raise Violation("R9", f"{name} waits in {state} beyond its deadline")
         if "hold_end" in rang and state in ("PARKED", "METADATA_QUERY"):
@@ -210,11 +199,11 @@ def _check_stranger(name: str, reaction: Reaction, message: Message) -> None:
 
 def _check_question(name: str, reaction: Reaction, question: Query) -> None:
     """A question is answered: WAIT for an id that is not known yet, and then the newest one is kept (R9)."""
-    known = {owner[KEY]: owner for owner in reaction.before[OWNERS]}
+    known = {owner.key: owner for owner in reaction.before.owners}
     if question.key not in known and "Wait" not in reaction.said:
         raise Violation("R9", f"{name} does not answer WAIT for a transfer that it does not know yet")
-    leases = known[question.key][LEASES] if question.key in known else ()
-    over = any(lease[0] == question.sender and lease[1] in LAST_WORDS for lease in leases)
+    leases = known[question.key].leases if question.key in known else ()
+    over = any(lease.mover == question.sender and lease.state in LAST_WORDS for lease in leases)
     if not over and not reaction.said & {"Metadata", "Wait", "Gone"}:
         raise Violation("R9", f"{name} does not answer a question")
     if "Wait" in reaction.said:
@@ -228,9 +217,9 @@ def _check_renewal(name: str, reaction: Reaction, renewal: Renew) -> None:
     told = [message for message in reaction.messages if isinstance(message, Renewed)]
     if len(told) != 1 or _sorted([*told[0].extended, *told[0].gone]) != _sorted(renewal.keys):
         raise Violation("R1", f"{name} does not answer a renewal for each of its transfers")
-    for owner in reaction.before[OWNERS]:
-        lent = any(lease[0] == renewal.sender and lease[1] == "LENT" for lease in owner[LEASES])
-        if lent and owner[KEY] in told[0].gone and owner[TRANSFER_STATE] in PENDING:
+    for owner in reaction.before.owners:
+        lent = any(lease.mover == renewal.sender and lease.state == "LENT" for lease in owner.leases)
+        if lent and owner.key in told[0].gone and owner.state in PENDING:
             raise Violation("R1", f"{name} refuses to renew a lease that runs")
 
 
@@ -244,97 +233,65 @@ def _check_grant(name: str, reaction: Reaction, grant: Metadata) -> None:
 
 def _check_staging(name: str, reaction: Reaction, stage: Stage) -> None:
     """A part is refused only if no slot is left, or if it was refused before."""
-    leases = [lease for owner in reaction.before[OWNERS] for lease in owner[LEASES]]
-    known = {sequence for lease in leases for _, (sequence, _) in lease[LEASE_PARTS]}
-    room = stage.sequence not in known and not any(lease[LEASE_SLOT] for lease in leases)
+    leases = list(reaction.before.leases)
+    known = {sequence for lease in leases for _, (sequence, _) in lease.parts}
+    room = stage.sequence not in known and not any(lease.has_slot for lease in leases)
     refused = [each for each in reaction.messages if isinstance(each, Staged) and not each.slot_places]
     if refused and room:
         raise Violation("R9", f"{name} has a slot and does not lend it")
 
 
-def check_states(name: str, code: Code) -> None:
+def check_states(name: str, code: CoreCode) -> None:
     """The state that people look at says what is so: pending copies are all lent for, and none is asked for
     or made any more where a leg has failed, so that the prompt cannot be whole.
     """
-    for mover in code[MOVERS]:
-        if mover[TRANSFER_STATE] in PENDING and not all(leg[LENT] for leg in mover[LEGS]):
-            text = f"{name} is in {mover[TRANSFER_STATE]}, and not every rank has lent its blocks"
-            raise Violation("F2", text)
-        if mover[TRANSFER_STATE] in ("METADATA_QUERY", *PENDING) and any(
-            leg[LEG_FAILED] for leg in mover[LEGS]
-        ):
-            text = f"{name} is in {mover[TRANSFER_STATE]} and copies on, though a leg has failed"
-            raise Violation("F2", text)
+    for mover in code.movers:
+        if mover.state in PENDING and not all(leg.lent for leg in mover.legs):
+            raise Violation("F2", f"{name} is in {mover.state}, and not every rank has lent its blocks")
+        if mover.state in ("METADATA_QUERY", *PENDING) and any(leg.failure for leg in mover.legs):
+            raise Violation("F2", f"{name} is in {mover.state} and copies on, though a leg has failed")
 
 
 def check_forgotten(name: str, reaction: Reaction) -> None:
     """A mover forgets a transfer only after its last words are said for good (rule R9)."""
-    kept = {mover[KEY] for mover in reaction.after[MOVERS]}
-    place = -1
-    for mover in reaction.before[MOVERS]:
-        place += 1
-        for leg in mover[LEGS]:
-            place += 1
-            if mover[KEY] in kept or leg[LEG_STATE] != "DONE_UNACKED":
-                continue
-            ends = [
-                at
-                for at, which, timer in reaction.before[TIMERS]
-                if (which, timer) == (place, "farewell_end")
-            ]
-            if not ends or ends[0] > 0:
-                raise Violation("L1", f"{name} forgets a transfer whose last word it says for ever")
+    kept = {mover.key for mover in reaction.after.movers}
+    for place, mover, leg in leg_places(reaction.before):
+        if mover.key in kept or leg.state != "DONE_UNACKED":
+            continue
+        if reaction.before.timers_of(place).get("farewell_end", inf) > 0:
+            raise Violation("L1", f"{name} forgets a transfer whose last word it says for ever")
 
 
 def check_parked(name: str, reaction: Reaction) -> None:
     """Who was told to wait for blocks that will not come hears it at once (rule R9)."""
     answers = sum(isinstance(message, Gone) for message in reaction.messages)
-    over = {owner[KEY] for owner in reaction.after[OWNERS] if owner[TRANSFER_STATE] == "FREED"}
-    waited = [owner for owner in reaction.before[OWNERS] if owner[TRANSFER_STATE] == "PARKED"]
-    if sum(len(owner[PARKED]) for owner in waited if owner[KEY] in over) > answers:
+    over = {owner.key for owner in reaction.after.owners if owner.state == "FREED"}
+    waited = [owner for owner in reaction.before.owners if owner.state == "PARKED"]
+    if sum(len(owner.parked) for owner in waited if owner.key in over) > answers:
         raise Violation("R9", f"{name} forgets a question that it has parked")
 
 
-def lease_ends(code: Code) -> dict[Any, float]:
+def lease_ends(code: CoreCode) -> dict[tuple[TransferKey, Peer], float]:
     """Return the end of each lease under which a mover copies."""
-    legs = ((mover[KEY], leg) for mover in code[MOVERS] for leg in mover[LEGS])
-    return {(key, leg[PEER]): leg[LEASE_UNTIL] for key, leg in legs if leg[LEG_STATE] == "COPYING"}
-
-
-def _transfers(code: Code) -> Iterator[Code]:
-    yield from code[MOVERS]
-    yield from code[OWNERS]
-
-
-def _places(code: Code) -> Iterator[tuple[int, Code]]:
-    """Yield each transfer with its place among all that have timers."""
-    place = 0
-    for mover in code[MOVERS]:
-        yield place, mover
-        place += 1 + len(mover[LEGS])
-    for owner in code[OWNERS]:
-        yield place, owner
-        place += 1 + len(owner[LEASES])
+    legs = ((mover.key, leg) for mover in code.movers for leg in mover.legs)
+    return {(key, leg.peer): leg.lease_until for key, leg in legs if leg.state == "COPYING"}
 
 
 def _reports(reaction: Reaction) -> set[TransferKey]:
     return {effect.key for effect in reaction.effects if isinstance(effect, Report)}
 
 
-def _asked(code: Code, answer: Metadata) -> list[int]:
+def _asked(code: CoreCode, answer: Metadata) -> list[int]:
     """Return the numbers of the questions that this answer's owner has not answered."""
-    legs = (leg for mover in code[MOVERS] if mover[KEY] == answer.key for leg in mover[LEGS])
+    legs = (leg for mover in code.movers if mover.key == answer.key for leg in mover.legs)
     return [
-        number
-        for leg in legs
-        if leg[PEER].incarnation == answer.sender.incarnation
-        for number, _ in leg[ASKED]
+        number for leg in legs if leg.peer.incarnation == answer.sender.incarnation for number, _ in leg.asked
     ]
 
 
-def _parked(code: Code, question: Query) -> int:
+def _parked(code: CoreCode, question: Query) -> int:
     """Return the number of the question that is kept for a mover; 0 if there is none."""
-    parked = [dict(owner[PARKED]) for owner in code[OWNERS] if owner[KEY] == question.key]
+    parked = [dict(owner.parked) for owner in code.owners if owner.key == question.key]
     kept = parked[0].get(question.sender) if parked else None
     return kept.sequence if kept else 0
 

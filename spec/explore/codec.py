@@ -10,14 +10,14 @@ only people read (counters, reasons). Numbers of questions and last words are as
 import heapq
 from collections.abc import Callable, Iterable
 from math import ceil
-from typing import Any, cast
+from typing import Any
 
 from dfirst.protocol.binding import Observer
 from dfirst.protocol.decode_blockwise import DecodeBlockwise
 from dfirst.protocol.entity import CoreEntity
 from dfirst.protocol.messages import Sender, TransferKey
 from dfirst.protocol.modes import BLOCKWISE
-from dfirst.protocol.mover_leg import MoverLeg, Peer
+from dfirst.protocol.mover_leg import MoverLeg
 from dfirst.protocol.mover_transfer import MoverTransfer
 from dfirst.protocol.owner_leg import OwnerLeg
 from dfirst.protocol.owner_transfer import OwnerTransfer
@@ -28,13 +28,8 @@ from dfirst.protocol.renewals import Asked, PeerRenewal
 from dfirst.protocol.stages import Slot
 from dfirst.protocol.timing import Timing
 
-Code = tuple[Any, ...]
+from .codes import CoreCode, LeaseCode, LegCode, MoverCode, OwnerCode, RenewalCode, TimerCode
 
-MOVERS, OWNERS, RENEWALS, TIMERS, KNOWN = range(5)
-LEG_ASKED, LEG_WORD, LEG_NUMBER, LEG_GRANT, LEG_PARTS = 5, 9, 10, 11, 12
-PARKED, LEASES, LEASE_NUMBER, LEASE_GRANT, LEASE_PARTS, LEASE_SLOT = 9, 10, 5, 6, 7, 8
-"""Places in the tuples of a leg, an owner's transfer and a lease."""
-TRANSFER_STATE = 2
 EPSILON = 1e-9
 LONG_OVER = -1.0
 """Further back no end of a lease differs from another: more than one step of a coarse clock."""
@@ -44,7 +39,7 @@ DRAWN_FROM = 40
 """A core that is made from its tuple draws higher numbers than this; those of a state are lower."""
 
 
-def encode(core: RankCore, rate: int) -> Code:
+def encode(core: RankCore, rate: int) -> CoreCode:
     """Return the core's tuple."""
     places: dict[int, int] = {}
     now = core.now
@@ -55,11 +50,11 @@ def encode(core: RankCore, rate: int) -> Code:
         for (owner, _), renewal in sorted(core._renewals.items(), key=_renewal_order)
     )
     known = tuple(sorted(core.peers._directories))
-    return (movers, owners, renewals, _timers(core, rate, places), known)
+    return CoreCode(movers, owners, renewals, _timers(core, rate, places), known)
 
 
 def decode(
-    code: Code,
+    code: CoreCode,
     timing: Timing,
     sender: Sender,
     peers: PeerBook,
@@ -70,13 +65,13 @@ def decode(
     core = RankCore(timing, sender, observer, slots)
     core.peers = peers
     entities: list[CoreEntity] = []
-    for mover in code[MOVERS]:
+    for mover in code.movers:
         _make_mover(core, mover, entities)
-    for owner in code[OWNERS]:
+    for owner in code.owners:
         _make_owner(core, owner, entities)
-    for renewal in code[RENEWALS]:
+    for renewal in code.renewals:
         _make_renewal(core, renewal)
-    for deadline, place, name in code[TIMERS]:
+    for deadline, place, name in code.timers:
         core.arm(entities[place], name, deadline)
     core._sequence = DRAWN_FROM
     return core
@@ -100,13 +95,13 @@ def _copying(renewal: PeerRenewal) -> list[MoverLeg]:
 # Movers
 
 
-def _mover(transfer: MoverTransfer, now: float, places: dict[int, int]) -> Code:
+def _mover(transfer: MoverTransfer, now: float, places: dict[int, int]) -> MoverCode:
     places[id(transfer)] = len(places)
     legs = []
     for leg in transfer.legs.values():
         places[id(leg)] = len(places)
         legs.append(_leg(leg, now))
-    return (
+    return MoverCode(
         transfer.mode,
         transfer.key,
         transfer.state,
@@ -120,7 +115,7 @@ def _mover(transfer: MoverTransfer, now: float, places: dict[int, int]) -> Code:
     )
 
 
-def _leg(leg: MoverLeg, now: float) -> Code:
+def _leg(leg: MoverLeg, now: float) -> LegCode:
     asked: tuple[tuple[int, float], ...] = ()
     if leg.state == "METADATA_QUERY":
         asked = tuple((number, at - now) for number, at in leg.asked.items())
@@ -129,7 +124,7 @@ def _leg(leg: MoverLeg, now: float) -> Code:
     until = max(leg.lease_until - now, LONG_OVER) if leg.state == "COPYING" else 0.0
     word = leg.last_word if leg.state == "DONE_UNACKED" else None
     failed = "failed" if leg.failure else ""
-    return (
+    return LegCode(
         leg.peer,
         leg.plan,
         leg.entry,
@@ -146,7 +141,7 @@ def _leg(leg: MoverLeg, now: float) -> Code:
     )
 
 
-def _make_mover(core: RankCore, code: Code, entities: list[CoreEntity]) -> None:
+def _make_mover(core: RankCore, code: MoverCode, entities: list[CoreEntity]) -> None:
     mode, key, state, remote, request_id, blocks, prompt, cached, finished, legs = code
     made: MoverTransfer = (DecodeBlockwise if mode == BLOCKWISE else PrefillLayerwise)(core, key, remote)
     made.state, made.request_id, made.local_blocks = state, request_id, blocks
@@ -154,7 +149,7 @@ def _make_mover(core: RankCore, code: Code, entities: list[CoreEntity]) -> None:
     core.movers[key] = made
     entities.append(made)
     for peer, plan, entry, state, until, asked, lent, copied, failed, word, number, grant, parts in legs:
-        leg = MoverLeg(core, made, cast(Peer, peer), plan, entry)
+        leg = MoverLeg(core, made, peer, plan, entry)
         leg.state, leg.lease_until, leg.asked = state, until, dict(asked)
         leg.lent, leg.copied, leg.failure, leg.last_word = lent, copied, failed, word
         leg.number, leg.grant, leg.parts = number, grant, dict(parts)
@@ -165,7 +160,7 @@ def _make_mover(core: RankCore, code: Code, entities: list[CoreEntity]) -> None:
 # Owners
 
 
-def _owner(transfer: OwnerTransfer, now: float, places: dict[int, int]) -> Code:
+def _owner(transfer: OwnerTransfer, now: float, places: dict[int, int]) -> OwnerCode:
     places[id(transfer)] = len(places)
     leases = []
     by_mover: Callable[[Sender], tuple[int, str]] = lambda mover: (mover.rank, mover.incarnation)  # noqa: E731
@@ -176,9 +171,12 @@ def _owner(transfer: OwnerTransfer, now: float, places: dict[int, int]) -> Code:
         numbers = (0, 0)
         if lease.state in ("LENT", "EXPIRED") and transfer.state not in ENDED:
             numbers = (lease.number, lease.grant)
-        leases.append((mover, lease.state, until, lease.tail_seconds, lease.route, *numbers, *_parts(lease)))
+        parts, has_slot = tuple(sorted((lease.parts or {}).items())), lease.slot is not None
+        leases.append(
+            LeaseCode(mover, lease.state, until, lease.tail_seconds, lease.route, *numbers, parts, has_slot)
+        )
     parked = tuple((mover, transfer.parked[mover]) for mover in sorted(transfer.parked, key=by_mover))
-    return (
+    return OwnerCode(
         transfer.mode,
         transfer.key,
         transfer.state,
@@ -193,12 +191,7 @@ def _owner(transfer: OwnerTransfer, now: float, places: dict[int, int]) -> Code:
     )
 
 
-def _parts(lease: OwnerLeg) -> tuple[Code, bool]:
-    # Which slot a lease has makes no difference: all are alike.
-    return tuple(sorted((lease.parts or {}).items())), lease.slot is not None
-
-
-def _make_owner(core: RankCore, code: Code, entities: list[CoreEntity]) -> None:
+def _make_owner(core: RankCore, code: OwnerCode, entities: list[CoreEntity]) -> None:
     mode, key, state, request_id, blocks, prompt, cached, digest, held, parked, leases = code
     made = OWNER_CLASSES[mode](core, key)
     made.state, made.request_id, made.block_ids = state, request_id, blocks
@@ -219,18 +212,18 @@ def _make_owner(core: RankCore, code: Code, entities: list[CoreEntity]) -> None:
 # Renewals and timers
 
 
-def _renewal(renewal: PeerRenewal, owner: Sender, now: float, rate: int) -> Code:
+def _renewal(renewal: PeerRenewal, owner: Sender, now: float, rate: int) -> RenewalCode:
     legs = tuple(leg.leg_key for leg in _copying(renewal))
-    outstanding: tuple[tuple[int, float, Any], ...] = ()
+    outstanding: tuple[tuple[int, float, tuple[TransferKey, ...]], ...] = ()
     if legs:
         outstanding = tuple(
             (number, asked.at - now, asked.keys) for number, asked in renewal.outstanding.items()
         )
     due = _steps(renewal.due - now, rate) * rate if renewal.due else -1.0
-    return (renewal.peer, renewal.mode, owner, legs, outstanding, due)
+    return RenewalCode(renewal.peer, renewal.mode, owner, legs, outstanding, due)
 
 
-def _make_renewal(core: RankCore, code: Code) -> None:
+def _make_renewal(core: RankCore, code: RenewalCode) -> None:
     peer, mode, owner, legs, outstanding, due = code
     made = PeerRenewal(peer, mode)
     made.legs = {leg.key: core.movers[leg.key].legs[leg] for leg in legs}
@@ -241,14 +234,14 @@ def _make_renewal(core: RankCore, code: Code) -> None:
         core._arm_renewal(made, due or -EPSILON)
 
 
-def _timers(core: RankCore, rate: int, places: dict[int, int]) -> tuple[tuple[int, int, str], ...]:
+def _timers(core: RankCore, rate: int, places: dict[int, int]) -> tuple[TimerCode, ...]:
     found = []
     seen = set()
     for deadline, _, entity, name in heapq.nsmallest(len(core._timers), core._timers):
         place = places.get(id(entity))
         if place is not None and entity.timers.get(name) == deadline and (place, name) not in seen:
             seen.add((place, name))
-            found.append((_steps(deadline - core.now, rate) * rate, place, name))
+            found.append(TimerCode(_steps(deadline - core.now, rate) * rate, place, name))
     return tuple(found)
 
 

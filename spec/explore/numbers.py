@@ -6,37 +6,19 @@ or a letter under way) are called 1, 2, 3 in their order; one that nobody looks 
 situations that differ in nothing but how often somebody has asked are then the same state.
 """
 
-from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from dfirst.protocol import messages as wire
-from dfirst.protocol.messages import Message
+from dfirst.protocol.messages import Message, Sender, TransferKey
 from msgspec.structs import replace
 
-from .codec import (
-    DRAWN_FROM,
-    LEASE_GRANT,
-    LEASE_NUMBER,
-    LEASE_PARTS,
-    LEASES,
-    LEG_ASKED,
-    LEG_GRANT,
-    LEG_NUMBER,
-    LEG_PARTS,
-    LEG_WORD,
-    MOVERS,
-    OWNERS,
-    PARKED,
-    RENEWALS,
-    Code,
-)
+from .codec import DRAWN_FROM
+from .codes import CoreCode, LeaseCode, LegCode, OwnerCode, RenewalCode
 
 NOBODYS = -1
 Thread = tuple[Any, ...]
 """The incarnations of mover and owner, the transfer (for renewals the mode), and whether it is of grants."""
 Renaming = tuple[tuple[int, int], ...]
-Numbers = Iterator[tuple[int, int]]
-"""Each with its thread."""
 ALWAYS, ASKED, WORD = range(3)
 """How long the numbers of a letter count: for good, or while its mover takes an answer, or an ACK, to it."""
 
@@ -75,100 +57,102 @@ class Threads:
         """Return the number of a thread."""
         return self._ids.setdefault((mover, owner, what, grants), len(self._ids))
 
-    def in_core(self, code: Code, own: str) -> CoreNumbers:
+    def in_core(self, core: CoreCode, own: str) -> CoreNumbers:
         """Return the numbers that a core has."""
-        asked, words = _masks(self._asked(code, own)), _masks(self._words(code, own))
-        held = _masks((*self._asked(code, own), *self._words(code, own), *self._others(code, own)))
+        asked: dict[int, int] = {}
+        words: dict[int, int] = {}
+        others: dict[int, int] = {}
+        for mover in core.movers:
+            for leg in mover.legs:
+                thread = self.of(own, leg.peer.incarnation, mover.key)
+                word, grant = leg.last_word, leg.grant
+                for number, _ in leg.asked:
+                    _note(asked, thread, number)
+                if isinstance(word, wire.Done | wire.Stopped):
+                    _note(words, thread, word.sequence)
+                if isinstance(word, wire.Done):
+                    grant = word.grant
+                _note(others, thread, leg.number)
+                for _, part in leg.parts:
+                    _note(others, thread, part.sequence)
+                _note(others, self.of(own, leg.peer.incarnation, mover.key, grants=True), grant)
+        for renewal in core.renewals:
+            for number, _, _ in renewal.outstanding:
+                _note(asked, self.of(own, renewal.peer.incarnation, renewal.mode), number)
+        for owner in core.owners:
+            for lease in owner.leases:
+                thread = self.of(lease.mover.incarnation, own, owner.key)
+                _note(others, thread, lease.number)
+                for _, (number, _) in lease.parts:
+                    _note(others, thread, number)
+                _note(others, self.of(lease.mover.incarnation, own, owner.key, grants=True), lease.grant)
+            for sender, query in owner.parked:
+                _note(others, self.of(sender.incarnation, own, owner.key), query.sequence)
+        held = dict(asked)
+        for masks in (words, others):
+            for thread, mask in masks.items():
+                held[thread] = held.get(thread, 0) | mask
         return CoreNumbers(tuple(held.items()), asked, words)
-
-    def _asked(self, code: Code, own: str) -> Numbers:
-        for key, leg in _legs(code):
-            for number, _ in leg[LEG_ASKED]:
-                yield self.of(own, leg[0].incarnation, key), number
-        for peer, mode, _, _, outstanding, _ in code[RENEWALS]:
-            for number, _, _ in outstanding:
-                yield self.of(own, peer.incarnation, mode), number
-
-    def _words(self, code: Code, own: str) -> Numbers:
-        for key, leg in _legs(code):
-            if isinstance(leg[LEG_WORD], wire.Done | wire.Stopped):
-                yield self.of(own, leg[0].incarnation, key), leg[LEG_WORD].sequence
-
-    def _others(self, code: Code, own: str) -> Numbers:
-        for key, leg in _legs(code):
-            yield self.of(own, leg[0].incarnation, key), leg[LEG_NUMBER]
-            for _, part in leg[LEG_PARTS]:
-                yield self.of(own, leg[0].incarnation, key), part.sequence
-            word = leg[LEG_WORD]
-            grant = word.grant if isinstance(word, wire.Done) else leg[LEG_GRANT]
-            yield self.of(own, leg[0].incarnation, key, grants=True), grant
-        for owner in code[OWNERS]:
-            for lease in owner[LEASES]:
-                yield self.of(lease[0].incarnation, own, owner[1]), lease[LEASE_NUMBER]
-                for _, (number, _) in lease[LEASE_PARTS]:
-                    yield self.of(lease[0].incarnation, own, owner[1]), number
-                yield self.of(lease[0].incarnation, own, owner[1], grants=True), lease[LEASE_GRANT]
-            for sender, query in owner[PARKED]:
-                yield self.of(sender.incarnation, own, owner[1]), query.sequence
 
     # Other names
 
-    def renamed(self, code: Code, own: str, thread: int, renaming: Renaming) -> Code:
+    def renamed(self, core: CoreCode, own: str, thread: int, renaming: Renaming) -> CoreCode:
         """Return a core in which the numbers of one thread are called otherwise."""
         names = dict(renaming)
 
         def called(number: int, mover: str, owner: str, what: object, grants: bool = False) -> int:
             return names.get(number, number) if self.of(mover, owner, what, grants) == thread else number
 
-        def leg(code: Code, key: object) -> Code:
-            peer = code[0].incarnation
-            made = list(code)
-            made[LEG_ASKED] = tuple((called(number, own, peer, key), at) for number, at in code[LEG_ASKED])
-            word = code[LEG_WORD]
+        def leg(one: LegCode, key: TransferKey) -> LegCode:
+            peer, word = one.peer.incarnation, one.last_word
             if isinstance(word, wire.Done | wire.Stopped):
                 word = replace(word, sequence=called(word.sequence, own, peer, key))
             if isinstance(word, wire.Done):
                 word = replace(word, grant=called(word.grant, own, peer, key, grants=True))
-            made[LEG_WORD] = word
-            made[LEG_PARTS] = tuple(
-                (place, part._replace(sequence=called(part.sequence, own, peer, key)))
-                for place, part in code[LEG_PARTS]
+            return one._replace(
+                asked=tuple((called(number, own, peer, key), at) for number, at in one.asked),
+                last_word=word,
+                parts=tuple(
+                    (place, part._replace(sequence=called(part.sequence, own, peer, key)))
+                    for place, part in one.parts
+                ),
+                number=called(one.number, own, peer, key),
+                grant=called(one.grant, own, peer, key, grants=True),
             )
-            made[LEG_NUMBER] = called(code[LEG_NUMBER], own, peer, key)
-            made[LEG_GRANT] = called(code[LEG_GRANT], own, peer, key, grants=True)
-            return tuple(made)
 
-        def lease(code: Code, key: object) -> Code:
-            peer = code[0].incarnation
-            made = list(code)
-            made[LEASE_PARTS] = tuple(
-                (place, (called(number, peer, own, key), how)) for place, (number, how) in code[LEASE_PARTS]
+        def lease(one: LeaseCode, key: TransferKey) -> LeaseCode:
+            peer = one.mover.incarnation
+            return one._replace(
+                parts=tuple(
+                    (place, (called(number, peer, own, key), how)) for place, (number, how) in one.parts
+                ),
+                number=called(one.number, peer, own, key),
+                grant=called(one.grant, peer, own, key, grants=True),
             )
-            made[LEASE_NUMBER] = called(code[LEASE_NUMBER], peer, own, key)
-            made[LEASE_GRANT] = called(code[LEASE_GRANT], peer, own, key, grants=True)
-            return tuple(made)
 
-        def parked(sender: Any, query: wire.Query, key: object) -> tuple[Any, wire.Query]:
+        def parked(sender: Sender, query: wire.Query, key: TransferKey) -> tuple[Sender, wire.Query]:
             return sender, replace(query, sequence=called(query.sequence, sender.incarnation, own, key))
 
-        def owner(code: Code) -> Code:
-            made = list(code)
-            made[PARKED] = tuple(parked(sender, query, code[1]) for sender, query in code[PARKED])
-            made[LEASES] = tuple(lease(each, code[1]) for each in code[LEASES])
-            return tuple(made)
+        def owner(one: OwnerCode) -> OwnerCode:
+            return one._replace(
+                parked=tuple(parked(sender, query, one.key) for sender, query in one.parked),
+                leases=tuple(lease(each, one.key) for each in one.leases),
+            )
 
-        def renewal(code: Code) -> Code:
-            peer, mode, outstanding = code[0].incarnation, code[1], code[4]
-            named = tuple((called(number, own, peer, mode), at, keys) for number, at, keys in outstanding)
-            return (*code[:4], named, *code[5:])
+        def renewal(one: RenewalCode) -> RenewalCode:
+            peer = one.peer.incarnation
+            outstanding = tuple(
+                (called(number, own, peer, one.mode), at, keys) for number, at, keys in one.outstanding
+            )
+            return one._replace(outstanding=outstanding)
 
-        made = list(code)
-        made[MOVERS] = tuple(
-            (*each[:-1], tuple(leg(one, each[1]) for one in each[-1])) for each in code[MOVERS]
+        return core._replace(
+            movers=tuple(
+                each._replace(legs=tuple(leg(one, each.key) for one in each.legs)) for each in core.movers
+            ),
+            owners=tuple(owner(each) for each in core.owners),
+            renewals=tuple(renewal(each) for each in core.renewals),
         )
-        made[OWNERS] = tuple(owner(each) for each in code[OWNERS])
-        made[RENEWALS] = tuple(renewal(each) for each in code[RENEWALS])
-        return tuple(made)
 
 
 def what_for(message: Message, mode: str) -> tuple[object, int] | None:
@@ -197,15 +181,6 @@ def in_order(mask: int) -> bool:
     return not mask & (mask + 2)
 
 
-def _legs(code: Code) -> Iterator[tuple[object, Code]]:
-    for mover in code[MOVERS]:
-        for leg in mover[-1]:
-            yield mover[1], leg
-
-
-def _masks(numbers: Iterable[tuple[int, int]]) -> dict[int, int]:
-    found: dict[int, int] = {}
-    for thread, number in numbers:
-        if number > 0:
-            found[thread] = found.get(thread, 0) | 1 << number
-    return found
+def _note(masks: dict[int, int], thread: int, number: int) -> None:
+    if number > 0:
+        masks[thread] = masks.get(thread, 0) | 1 << number

@@ -27,19 +27,8 @@ from dfirst.protocol.specification import TransitionSpec
 from dfirst.protocol.stages import Slot
 
 from .answers import Answers, Reaction, check_forgotten, check_parked, check_states, check_times, lease_ends
-from .codec import (
-    KNOWN,
-    LEASE_SLOT,
-    LEASES,
-    MOVERS,
-    OWNERS,
-    RENEWALS,
-    TIMERS,
-    TRANSFER_STATE,
-    Code,
-    decode,
-    encode,
-)
+from .codec import decode, encode
+from .codes import CoreCode
 from .numbers import CoreNumbers, Renaming
 from .post import Post
 from .sites import Sites
@@ -111,7 +100,7 @@ class Ranks:
         self.post = post
         self.watcher = watcher
         self.answers = Answers(sites, self._ask)
-        self.codes: list[Code] = []
+        self.codes: list[CoreCode] = []
         self.site: list[int] = []
         self.incarnation: list[int] = []
         self.due: list[bool] = []
@@ -127,7 +116,7 @@ class Ranks:
         self.numbers: list[CoreNumbers] = []
         """The numbers of questions and last words that it has."""
         self._renamed: dict[tuple[int, int, Renaming], int] = {}
-        self._ids: dict[tuple[int, int, Code], int] = {}
+        self._ids: dict[tuple[int, int, CoreCode], int] = {}
         self._steps: dict[tuple[Hashable, ...], Step] = {}
         self._runs: dict[tuple[int, int], bool] = {}
         self._command_ids: dict[Command, int] = {}
@@ -147,7 +136,7 @@ class Ranks:
         met = configuration.met or (configuration.owner_met and engine == self.sites.owner)
         if met and not incarnation:
             known = (self.sites.digest(1 - engine, 0),)
-        return self._number(site, incarnation, ((), (), (), (), known))
+        return self._number(site, incarnation, CoreCode(known=known))
 
     def command(self, command: Command) -> int:
         """Return the number of a command."""
@@ -190,7 +179,7 @@ class Ranks:
     def revive(self, core: int, own_book: bool = False, observer: Observer | None = None) -> RankCore:
         """Return a core as a living object, at time 0."""
         site, incarnation, code = self.site[core], self.incarnation[core], self.codes[core]
-        book = self._book(site, incarnation, code[KNOWN])
+        book = self._book(site, incarnation, code.known)
         if own_book:
             book = _copied(book)
         timing = self.sites.configuration.timing
@@ -318,7 +307,7 @@ class Ranks:
         site = self.site[core]
         return self._number(site, self.incarnation[core], encode(made, self.sites.rate_of[site]))
 
-    def _number(self, site: int, incarnation: int, code: Code) -> int:
+    def _number(self, site: int, incarnation: int, code: CoreCode) -> int:
         known = (site, incarnation, code)
         number = self._ids.get(known)
         if number is None:
@@ -329,14 +318,12 @@ class Ranks:
             self.incarnation.append(incarnation)
             own = self.sites.sender(site, incarnation).incarnation
             self.numbers.append(self.post.threads.in_core(code, own))
-            timers = code[TIMERS]
-            due = bool(timers) and timers[0][0] <= 0
-            self.due.append(due or any(renewal[5] == 0.0 for renewal in code[RENEWALS]))
-            transfers = (*code[MOVERS], *code[OWNERS])
-            self.empty.append(not transfers and not code[RENEWALS] and not timers)
+            due = bool(code.timers) and code.timers[0].at <= 0
+            self.due.append(due or any(renewal.due == 0.0 for renewal in code.renewals))
+            self.empty.append(not code.transfers and not code.renewals and not code.timers)
             self.doomed.append(_doomed(code))
-            freed = all(transfer[TRANSFER_STATE] == "FREED" for transfer in transfers)
-            self.over.append(freed and not _slot_lent(code))
+            freed = all(transfer.state == "FREED" for transfer in code.transfers)
+            self.over.append(freed and not any(lease.has_slot for lease in code.leases))
         return number
 
     def _book(self, site: int, incarnation: int, known: tuple[str, ...]) -> PeerBook:
@@ -350,16 +337,10 @@ class Ranks:
         return book
 
 
-def _doomed(code: Code) -> bool:
+def _doomed(code: CoreCode) -> bool:
     """Return whether a leg has failed, or a lease ended without DONE."""
-    failed = any(leg[8] for mover in code[MOVERS] for leg in mover[-1])
-    return failed or any(
-        lease[1] in ("STOPPED", "EXPIRED") for owner in code[OWNERS] for lease in owner[LEASES]
-    )
-
-
-def _slot_lent(code: Code) -> bool:
-    return any(lease[LEASE_SLOT] for owner in code[OWNERS] for lease in owner[LEASES])
+    failed = any(leg.failure for leg in code.legs)
+    return failed or any(lease.state in ("STOPPED", "EXPIRED") for lease in code.leases)
 
 
 def _packed(number: int) -> bytes:

@@ -468,7 +468,7 @@ class World:
         found = list(self.requests.waiting(state))
         for site, core in enumerate(state.cores):
             if core >= 0 and not self.ranks.over[core]:
-                states = [transfer[2] for part in self.ranks.codes[core][:2] for transfer in part]
+                states = [transfer.state for transfer in self.ranks.codes[core].transfers]
                 found.append(f"{self.sites.names[site]} in {', '.join(states)}")
         found += ["a copy" for job in state.jobs if job[0] != GHOST]
         return "; ".join(found)
