@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..protocol.copies import Int64Array
+from ..protocol.tokens import group_starts
 
 if TYPE_CHECKING:
     import torch
@@ -42,8 +43,7 @@ def joined(starts: Int64Array, lengths: Int64Array) -> Runs:
     """Return the runs with neighbours made one, in the order given."""
     if len(starts) < 2:
         return Runs(starts, lengths)
-    breaks = np.flatnonzero(starts[:-1] + lengths[:-1] != starts[1:]) + 1
-    firsts = np.concatenate([np.zeros(1, dtype=np.int64), breaks])
+    firsts = group_starts(starts[:-1] + lengths[:-1] != starts[1:])
     return Runs(starts[firsts], np.add.reduceat(lengths, firsts))
 
 
@@ -96,7 +96,7 @@ class _Extents:
                 f"a run of {runs.lengths[wrong]} bytes at {runs.starts[wrong]:#x} is not in the registered "
                 "memory"
             )
-        cuts = [0, *(np.flatnonzero(place[1:] != place[:-1]) + 1).tolist(), len(place)]
+        cuts = [*group_starts(place[1:] != place[:-1]).tolist(), len(place)]
         offsets = np.cumsum(runs.lengths) - runs.lengths
         return [
             self._segment(int(place[low]), runs.starts[low:high], runs.lengths[low:high], int(offsets[low]))

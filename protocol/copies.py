@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from .plan import Leg
 from .shards import Region, Shard
-from .tokens import Groups, Pieces, common_pieces, same_slabs, tokens_at
+from .tokens import Groups, Pieces, common_pieces, group_starts, same_slabs, tokens_at
 from .tokens import Int64Array as Int64Array
 
 BlockIds = Sequence[int] | Int64Array
@@ -126,7 +126,7 @@ def join(pieces: Sequence[Copies]) -> Copies:
     breaks = (source[:-1] + length[:-1] != source[1:]) | (target[:-1] + length[:-1] != target[1:])
     if bool(breaks.all()):
         return Copies(source, target, length)
-    starts = np.concatenate([np.zeros(1, dtype=np.int64), np.flatnonzero(breaks) + 1])
+    starts = group_starts(breaks)
     return Copies(source[starts], target[starts], np.add.reduceat(length, starts))
 
 
@@ -323,9 +323,9 @@ def _over_layers(bases: list[tuple[int, int]], runs: Copies) -> Copies:
     step = int(runs.lengths[0]) if len(runs) else 0
     if len(source) > 1 and len(runs) and bool((runs.lengths == step).all()):
         breaks = (source[:-1] + step != source[1:]) | (target[:-1] + step != target[1:])
-        heads = np.concatenate([np.zeros(1, dtype=np.int64), np.flatnonzero(breaks) + 1])
-        layers = np.diff(heads, append=len(source))
-        source, target = source[heads], target[heads]
+        starts = group_starts(breaks)
+        layers = np.diff(starts, append=len(source))
+        source, target = source[starts], target[starts]
         lengths = np.broadcast_to((layers * step)[:, None], (len(source), len(runs)))
     return Copies(
         (source[:, None] + runs.source_addresses).ravel(),

@@ -135,8 +135,15 @@ def _merged(pieces: Pieces) -> Pieces:
     if len(lengths) < 2:
         return pieces
     breaks = (source[:-1] + lengths[:-1] != source[1:]) | (target[:-1] + lengths[:-1] != target[1:])
-    heads = np.concatenate([np.zeros(1, dtype=np.int64), np.flatnonzero(breaks) + 1])
-    return Pieces(source[heads], target[heads], np.add.reduceat(lengths, heads))
+    starts = group_starts(breaks)
+    return Pieces(source[starts], target[starts], np.add.reduceat(lengths, starts))
+
+
+def group_starts(breaks: npt.NDArray[np.bool_]) -> Int64Array:
+    """Return the numbers of the entries that begin a group: the first one, and those with a break before
+    them. ``breaks[i]`` is between the entries i and i + 1.
+    """
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.flatnonzero(breaks) + 1])
 
 
 def _cut(
