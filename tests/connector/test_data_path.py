@@ -307,6 +307,7 @@ def test_a_peer_that_is_killed_fails_its_pull_soon(path, results, filled, peer):
     assert (result.key, result.ok) == ("second", False)
 
 
+@pytest.mark.slow
 def test_a_stalled_peer_delays_no_other_and_its_bytes_never_come_late(path, results, filled, engines, peer):
     here, _ = filled
     path.start_pull(PullJob("first", peer.address, runs(peer.memory, here.ctypes.data, 1, 64)))

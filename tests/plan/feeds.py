@@ -16,8 +16,8 @@ from dfirst.protocol.modes import LAYERWISE
 
 from .definition import Parallel
 from .judge import Move, Wrong, begin, check_arrived, check_words
-from .memory import KnownValues
-from .request import Request, Side, directory, mark_blocks, write_tokens
+from .memory import KnownValues, RankMemory
+from .request import Engine, Request, Side, directory, mark_blocks, write_tokens
 
 
 @dataclass
@@ -107,13 +107,13 @@ class PushingEngine:
             feed.step_began([_chunk(request, parallel, end) for request, _, end in parts])
             for layer in parallel.layers_of(memory.rank):
                 for request, first, end in parts:
-                    self._compute(request, first, end, layer)
+                    self._compute(memory, request, first, end, layer)
                 feed.layer_computed(Layer(layer))
             feed.step_ended()
 
-    def _compute(self, request: Request, first: int, end: int, layer: int) -> None:
-        blocks, layers = request.prefill_blocks, frozenset({layer})
-        write_tokens(self.move.prefill, blocks, self.move.values, first, end, layers)
+    def _compute(self, memory: RankMemory, request: Request, first: int, end: int, layer: int) -> None:
+        rank, layers = Engine(self.move.prefill.side, (memory,)), frozenset({layer})
+        write_tokens(rank, request.prefill_blocks, self.move.values, first, end, layers)
 
     def check(self, *requests: Request) -> None:
         """Everything has arrived, and every leg was closed."""

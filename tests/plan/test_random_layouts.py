@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from .judge import pull, push
 from .layouts import Case, cases, grouped_cases, must_work
 
-FEW, MANY = 100, 2000
+FEW, MANY = 40, 2000
 DRAWN = {"derandomize": True, "deadline": None, "suppress_health_check": list(HealthCheck)}
 
 

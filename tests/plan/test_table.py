@@ -37,8 +37,9 @@ def test_every_byte_of_a_pushed_prompt_arrives_once(pair: Pair) -> None:
     step = prefill.parallel.prefix_step
     for name, (tokens, cached) in prompts(prefill, decode).items():
         request = request_for(prefill, decode, tokens, cached, name)
-        push(prefill, decode, request, [tokens])
-        push(prefill, decode, request, [*range(step, tokens, step), tokens])
+        # Of a short prompt the two are one.
+        for chunk_ends in {(tokens,), (*range(step, tokens, step), tokens)}:
+            push(prefill, decode, request, chunk_ends)
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=str)

@@ -51,7 +51,7 @@ def check(prefill: Engine, decode: Engine, plan: RequestPlan, prompt: int, cache
         assert plan.releasers.get(rank) == (named[0] if named else None)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(transfers())
 def test_every_layer_head_and_token_has_one_leg_and_every_prefill_rank_one_release(drawn):
     prefill, decode, prompt, cached, transfer_id = drawn
