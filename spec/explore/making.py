@@ -1,7 +1,7 @@
 """How a rule is given up: methods, rows and habits are exchanged for a while."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from dfirst.protocol import mover_leg, owner_leg
@@ -41,6 +41,19 @@ def values(*values: tuple[Any, str, Any]) -> Change:
     return change
 
 
+def all_of(*changes: Change) -> Change:
+    """Several changes, made in this order."""
+
+    @contextmanager
+    def change(habits: Habits) -> Iterator[None]:
+        with ExitStack() as stack:
+            for each in changes:
+                stack.enter_context(each(habits))
+            yield
+
+    return change
+
+
 def bound(owner: type, name: str, method: Method) -> Change:
     """A guard or an effect: every machine of the class and its heirs is bound anew."""
 
@@ -68,21 +81,16 @@ def rows(name: str, **changes: dict[str, Any]) -> Change:
     return change
 
 
-def with_rows(name: str, *rows: TransitionSpec) -> AbstractContextManager[None]:
-    spec = load_machine(name)
-    kept = tuple(row for row in spec.transitions if row.id not in {new.id for new in rows})
-    return machine(name, replace(spec, transitions=(*rows, *kept)))
-
-
-def added(name: str, source: str, event: str, *effects: str) -> Change:
-    """A row that the machine must not have."""
+def added(name: str, source: str, event: str, *effects: str, target: str = SAME_STATE) -> Change:
+    """A row that the machine must not have: it is asked before all others."""
 
     @contextmanager
     def change(_habits: Habits) -> Iterator[None]:
+        spec = load_machine(name)
         row = TransitionSpec(
-            id="added", source=source, event=event, target=SAME_STATE, reason="", effects=effects
+            id="added", source=source, event=event, target=target, reason="", effects=effects
         )
-        with with_rows(name, row):
+        with machine(name, replace(spec, transitions=(row, *spec.transitions))):
             yield
 
     return change
@@ -102,97 +110,52 @@ def tail(tail: Callable[[Any], float]) -> Change:
 
 
 def revived() -> Change:
-    @contextmanager
-    def change(_habits: Habits) -> Iterator[None]:
-        row = TransitionSpec(
-            id="ML-revive",
-            source="DONE_UNACKED",
-            event="metadata",
+    return all_of(
+        bound(MoverLeg, "take_lease", effect(take_any)),
+        added(
+            "mover_leg",
+            "DONE_UNACKED",
+            "metadata",
+            *("take_lease", "start_copies", "tell_transfer"),
             target="COPYING",
-            reason="",
-            effects=("take_lease", "start_copies", "tell_transfer"),
-        )
-        with patched(MoverLeg, "take_lease", effect(take_any)), with_rows("mover_leg", row):
-            yield
-
-    return change
+        ),
+    )
 
 
 def any_number() -> Change:
-    @contextmanager
-    def change(_habits: Habits) -> Iterator[None]:
-        with (
-            patched(MoverLeg, "outstanding", guard(always)),
-            patched(MoverLeg, "grant_still_runs", guard(always)),
-            patched(MoverLeg, "take_lease", effect(take_any)),
-            machine("mover_leg", load_machine("mover_leg")),
-        ):
-            yield
-
-    return change
+    return all_of(
+        bound(MoverLeg, "outstanding", guard(always)),
+        bound(MoverLeg, "grant_still_runs", guard(always)),
+        bound(MoverLeg, "take_lease", effect(take_any)),
+    )
 
 
 def refused_used() -> Change:
-    @contextmanager
-    def change(_habits: Habits) -> Iterator[None]:
-        spec = load_machine("mover_leg")
-        refused = next(row for row in spec.transitions if row.id == "ML8")
-        effects = ("take_lease", "start_copies", "tell_transfer")
-        with (
-            patched(MoverLeg, "take_lease", effect(take_any)),
-            patched(MoverLeg, "start_copies", effect(start_without_blocks)),
-            with_rows("mover_leg", replace(refused, target="COPYING", effects=effects)),
-        ):
-            yield
-
-    return change
+    used = {"target": "COPYING", "effects": ("take_lease", "start_copies", "tell_transfer")}
+    return all_of(
+        bound(MoverLeg, "take_lease", effect(take_any)),
+        bound(MoverLeg, "start_copies", effect(start_without_blocks)),
+        rows("mover_leg", ML8=used),
+    )
 
 
 def hinted() -> Change:
     """Copies begin with the question, without a grant."""
-
-    @contextmanager
-    def change(_habits: Habits) -> Iterator[None]:
-        spec = load_machine("mover_leg")
-        opened = next(row for row in spec.transitions if row.id == "ML1")
-        copying = replace(opened, target="COPYING", effects=("send_query", "tell_transfer"))
-        with (
-            patched(MoverLeg, "send_query", effect(ask_and_start)),
-            with_rows("mover_leg", copying),
-        ):
-            yield
-
-    return change
+    copying = {"target": "COPYING", "effects": ("send_query", "tell_transfer")}
+    return all_of(bound(MoverLeg, "send_query", effect(ask_and_start)), rows("mover_leg", ML1=copying))
 
 
 def last_moment() -> Change:
     """The mover still acts at the very end of its lease."""
-
-    @contextmanager
-    def change(_habits: Habits) -> Iterator[None]:
-        with (
-            patched(RankCore, "lease_runs", runs_at_end),
-            patched(MoverLeg, "ended_in_time", guard(ended_at_end)),
-            machine("mover_leg", load_machine("mover_leg")),
-        ):
-            yield
-
-    return change
+    return all_of(
+        method(RankCore, "lease_runs", runs_at_end),
+        bound(MoverLeg, "ended_in_time", guard(ended_at_end)),
+    )
 
 
 def counted(name: str, method: Method) -> Change:
     """The mover counts its lease in another way, also where it asks whether anything is left of it."""
-
-    @contextmanager
-    def change(_habits: Habits) -> Iterator[None]:
-        with (
-            patched(MoverLeg, "grant_still_runs", guard(always)),
-            patched(MoverLeg, name, method),
-            machine("mover_leg", load_machine("mover_leg")),
-        ):
-            yield
-
-    return change
+    return all_of(bound(MoverLeg, "grant_still_runs", guard(always)), bound(MoverLeg, name, method))
 
 
 def late_mover() -> Change:
@@ -201,17 +164,8 @@ def late_mover() -> Change:
         found = transfer.legs.get(leg) if transfer else None
         return found is not None and found.state in ("COPYING", "DRAINING")
 
-    def in_time(_self: MoverLeg, _ended: object) -> bool:
-        return True
-
-    @contextmanager
-    def change(habits: Habits) -> Iterator[None]:
-        with (
-            patched(RankCore, "lease_runs", runs_late),
-            unarmed("mover_leg", "lease_end")(habits),
-            patched(MoverLeg, "ended_in_time", guard(in_time)),
-            machine("mover_leg", load_machine("mover_leg")),
-        ):
-            yield
-
-    return change
+    return all_of(
+        method(RankCore, "lease_runs", runs_late),
+        unarmed("mover_leg", "lease_end"),
+        bound(MoverLeg, "ended_in_time", guard(always)),
+    )
