@@ -65,10 +65,38 @@ def measured() -> Iterator[Measured]:
 
 
 def _measured(leg: Leg, source: Shard, target: Shard) -> float:
-    from_blocks, to_blocks = (random.Random(seed).sample(range(BLOCKS), BLOCKS) for seed in (1, 2))
+    from_blocks, to_blocks = shuffled(BLOCKS)
     started = time.thread_time()
     copies(leg, source, target, from_blocks, to_blocks, range(TOKENS))
     return time.thread_time() - started
+
+
+def shuffled(blocks: int) -> tuple[list[int], list[int]]:
+    """Return so many blocks in two random orders, the same ones each time."""
+    first, second = (random.Random(seed).sample(range(blocks), blocks) for seed in (1, 2))
+    return first, second
+
+
+def regions(
+    layers: range, blocks: int, block_size: int, heads: int, content_bytes: int
+) -> tuple[Region, ...]:
+    """Return the caches of these layers, one after the other, each block with its heads one by one."""
+    head_stride = block_size * content_bytes
+    block_stride = heads * head_stride
+    return tuple(
+        Region(
+            layer=layer,
+            part="kv",
+            base_address=(1 << 40) + layer * blocks * block_stride,
+            block_count=blocks,
+            block_stride_bytes=block_stride,
+            head_stride_bytes=head_stride,
+            token_stride_bytes=content_bytes,
+            content_bytes=content_bytes,
+            tokens_sliceable=True,
+        )
+        for layer in layers
+    )
 
 
 def _directory(name: str, case: Case, sizes: ParallelSizes, block_size: int, interleave: int) -> Directory:
@@ -87,28 +115,13 @@ def _directory(name: str, case: Case, sizes: ParallelSizes, block_size: int, int
 
 
 def _shard(case: Case, sizes: ParallelSizes, place: RankPlace, block_size: int, interleave: int) -> Shard:
-    head_stride = block_size * case.content_bytes
-    block_stride = place.kv_head_count * head_stride
-    regions = tuple(
-        Region(
-            layer=layer,
-            part="kv",
-            base_address=(1 << 40) + layer * BLOCKS * block_stride,
-            block_count=BLOCKS,
-            block_stride_bytes=block_stride,
-            head_stride_bytes=head_stride,
-            token_stride_bytes=case.content_bytes,
-            content_bytes=case.content_bytes,
-            tokens_sliceable=True,
-        )
-        for layer in range(place.first_layer, place.first_layer + place.layer_count)
-    )
+    layers = range(place.first_layer, place.first_layer + place.layer_count)
     return Shard(
         total_kv_heads=case.kv_heads,
         first_kv_head=place.first_kv_head,
         kv_head_count=place.kv_head_count,
         block_size=block_size,
-        regions=regions,
+        regions=regions(layers, BLOCKS, block_size, place.kv_head_count, case.content_bytes),
         cp_size=place.cp_size,
         cp_rank=place.cp_rank,
         interleave=interleave,

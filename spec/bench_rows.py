@@ -5,7 +5,6 @@ the fastest counts: others may use the CPU too.
 """
 
 import gc
-import random
 import statistics
 import time
 import tracemalloc
@@ -27,7 +26,7 @@ from dfirst.protocol.messages import Sender, TransferKey
 from dfirst.protocol.modes import BLOCKWISE, MODES
 from dfirst.protocol.plan import plan_pair
 from dfirst.protocol.rank import RankCore
-from dfirst.protocol.shards import Directory, RankEntry, Region, Shard
+from dfirst.protocol.shards import Directory, RankEntry, Shard
 from dfirst.protocol.timing import Timing
 from dfirst.spec import bench_plan
 
@@ -165,18 +164,12 @@ def engine(name: str, ranks: int, heads: int, blocks: int) -> Directory:
     entries = []
     for rank in range(ranks):
         count = heads // ranks
-        block = BLOCK_SIZE * count * CONTENT_BYTES
-        regions = tuple(
-            Region(layer, "kv", (1 << 40) + layer * blocks * block, blocks, block, BLOCK_SIZE * CONTENT_BYTES,
-                   CONTENT_BYTES, CONTENT_BYTES, tokens_sliceable=True)
-            for layer in range(LAYERS)
-        )  # fmt: skip
         shard = Shard(
             total_kv_heads=heads,
             first_kv_head=rank * count,
             kv_head_count=count,
             block_size=BLOCK_SIZE,
-            regions=regions,
+            regions=bench_plan.regions(range(LAYERS), blocks, BLOCK_SIZE, count, CONTENT_BYTES),
         )
         entries.append(
             RankEntry(
@@ -295,7 +288,7 @@ def _planner(counts: tuple[int, ...], rounds: int) -> Iterator[Row]:
     for tokens in counts:
         blocks = -(-tokens // BLOCK_SIZE)
         prefill, decode = engine("P", 4, 8, blocks), engine("D", 2, 8, blocks)
-        from_blocks, to_blocks = (random.Random(seed).sample(range(blocks), blocks) for seed in (1, 2))
+        from_blocks, to_blocks = bench_plan.shuffled(blocks)
         pair = plan_pair(prefill, decode)
         best = float("inf")
         for _ in range(rounds if tokens < 1_000_000 else 2):
