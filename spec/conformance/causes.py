@@ -82,7 +82,7 @@ class Causes:
 
     def _times(self, effect: str, key: Key) -> int:
         if effect == "answer_parked":
-            return len(self._picture.parked.pop(key, ()))
+            return len(self._picture.parked.get(key, ()))
         return MANY if effect in FOR_EVERY_LEG else 1
 
     def _check_receiver(self, message: MessageLine, line: StepLine) -> None:

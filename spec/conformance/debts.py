@@ -90,7 +90,7 @@ class Debts:
         self, effect: str, line: StepLine, key: Key, cause: MessageLine | None
     ) -> list[tuple[str, int]]:
         if effect == "refuse_parked":
-            return [(ANYONE, 0)] * len(self._picture.parked.pop(key, ()))
+            return [(ANYONE, 0)] * len(self._picture.parked.get(key, ()))
         if effect == "stage_again":
             return [(line.peer, part) for part in sorted(self._picture.leg(PeerKey(key, line.peer)).parts)]
         if effect == "cancel_writers":

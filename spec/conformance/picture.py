@@ -8,6 +8,7 @@ from dfirst.protocol.trace_lines import ExpectLine, MessageLine, StartLine, Step
 
 QUIET = ("DONE_UNACKED", "FREED")
 LAST_WORDS = {"say_done": "DONE", "say_stopped": "STOPPED", "say_cancel": "CANCEL"}
+ENDS_PARKING = {"answer_parked", "refuse_parked", "entomb"}
 
 
 class Key(NamedTuple):
@@ -191,7 +192,7 @@ class Picture:
             if effect.startswith("report_"):
                 self.reporting[key] = effect.removeprefix("report_")
                 self.reported.pop(key, None)
-        if line.event == "collected" or ("entomb" in row.effects and "refuse_parked" not in row.effects):
+        if ENDS_PARKING & set(row.effects):
             self.parked.pop(key, None)
         if "forget" in row.effects:
             self._forget(key, line.machine)

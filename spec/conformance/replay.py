@@ -120,10 +120,11 @@ class Replay:
         self._check_lease_end(line, row)
         self._check_staged(line, row)
         self._check_hand_back(line, row)
-        self.picture.step(line, row, cause)
+        # What a step asks for depends on the questions that were parked before it.
         self._causes.told(line, row)
         self._debts.take_on(number, line, row, cause)
         self._dues.stepped(line, row)
+        self.picture.step(line, row, cause)
         if line.machine.endswith("_request") and line.target == FREED:
             del self.picture.states[_entity(line)]
 
