@@ -14,6 +14,8 @@ from .violation import BrokenRule
 MANY = 1 << 20
 FOR_EVERY_LEG = ("open_legs", "renounce_peers", "cancel_legs")
 BATCHED = ("RENEW", "RENEWED")
+SAID_OF_EACH = {"renewed": "extended", "gone": "gone"}
+"""What RENEWED says of a transfer, by the event of its leg."""
 
 
 def incarnation(name: str) -> str:
@@ -33,9 +35,13 @@ class Causes:
 
     def came(self, line: MessageLine) -> None:
         """A message came in. The lines of one RENEW or RENEWED stand together."""
-        if not (self.messages and line.message in BATCHED and _together(self.messages[-1], line)):
+        if not self.goes_on(line):
             self.clear()
         self.messages.append(line)
+
+    def goes_on(self, line: MessageLine) -> bool:
+        """Return whether a line is of the same message as the line before."""
+        return bool(self.messages) and line.message in BATCHED and _together(self.messages[-1], line)
 
     def copy_ended(self, line: CopyLine) -> None:
         """A leg's copies ended."""
@@ -100,6 +106,11 @@ class Causes:
             raise BrokenRule("R4", f"{line.row} on {line.event}, but the copies ended {how}", line.transfer)
 
 
+def means(message: MessageLine, event: str) -> bool:
+    """Return whether a message that may stand for several events stands for this one."""
+    return message.message != "RENEWED" or message.answer == SAID_OF_EACH.get(event)
+
+
 def _together(before: MessageLine, line: MessageLine) -> bool:
     mine = (line.message, line.sender, line.receiver, line.sequence)
     return (before.message, before.sender, before.receiver, before.sequence) == mine
@@ -112,8 +123,7 @@ def _fits(message: MessageLine, line: StepLine, entry: CauseEntry) -> bool:
         return False
     if line.peer and message.sender != line.peer:
         return False
-    wanted = {"renewed": "extended", "gone": "gone"}.get(line.event)
-    return message.message != "RENEWED" or message.answer == wanted
+    return means(message, line.event)
 
 
 def _missing(entry: CauseEntry) -> str:

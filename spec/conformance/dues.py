@@ -5,7 +5,7 @@ from typing import NamedTuple
 from dfirst.protocol.specification import TransitionSpec
 from dfirst.protocol.trace_lines import MessageLine, StepLine
 
-from .causes import incarnation
+from .causes import incarnation, means
 from .picture import Entity, Key, Picture
 from .table import table
 from .violation import BrokenRule
@@ -13,7 +13,9 @@ from .violation import BrokenRule
 ANYONE = ""
 RENEWAL = "renew_lease"
 ASKS = {"outstanding", "part_outstanding"}
-"""Guards by which only the answer to one's own question is taken."""
+"""Guards by which only the answer to one's own question is taken. A RENEWED has none: it is looked at for all
+legs of the peer at once.
+"""
 
 
 class Due(NamedTuple):
@@ -39,13 +41,15 @@ class Dues:
             return
         key = Key(line.transfer, line.attempt)
         for machine, event in table().hears(line.message):
+            if not means(line, event):
+                continue
             state = self._picture.states.get(Entity(machine, key, line.sender))
             rows = [
                 row
                 for row in table().machines[machine].transitions
                 if (row.source, row.event) == (state, event)
             ]
-            asks = any(ASKS & set(row.guards) for row in rows)
+            asks = line.message == "RENEWED" or any(ASKS & set(row.guards) for row in rows)
             if rows and not (asks and not self._outstanding(key, line)):
                 why = f"{line.message} came in state {state}"
                 self._open.append(Due(machine, event, key, line.sender, why))
@@ -74,5 +78,8 @@ class Dues:
         leg = self._picture.legs_of(key).get(line.sender)
         if leg is not None and line.message in ("ACK", "STAGED"):
             return leg.awaits(line)
+        if leg is None:
+            return False
         # Of many questions only the newest are kept.
-        return leg is not None and line.sequence in list(leg.asked)[-1:]
+        asked = leg.renewals if line.message == "RENEWED" else leg.asked
+        return line.sequence in list(asked)[-1:]

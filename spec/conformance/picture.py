@@ -167,7 +167,9 @@ class Picture:
             leg.grant = cause.grant
             leg.lease_until = max(leg.lease_until, leg.asked[cause.sequence] + cause.lease_seconds)
         if "extend_lease" in row.effects and cause is not None:
-            leg.lease_until = max(leg.lease_until, leg.renewals[cause.sequence] + cause.lease_seconds)
+            # An answer is taken once.
+            asked_at = leg.renewals.pop(cause.sequence)
+            leg.lease_until = max(leg.lease_until, asked_at + cause.lease_seconds)
         if "fail_leg" in row.effects:
             leg.failed = True
         if "hand_on_part" in row.effects and cause is not None:

@@ -196,7 +196,8 @@ class Replay:
 
     def _message(self, line: MessageLine) -> None:
         if line.way == "received":
-            self._settle()
+            if not self._causes.goes_on(line):
+                self._settle()
             self._causes.came(line)
             self._dues.came(line)
         elif line.way == "sent":
