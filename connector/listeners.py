@@ -24,6 +24,7 @@ _LOAD_BYTE, _LOAD_WORD = 0x30, 0x20
 _SHIFT_RIGHT, _JUMP_EQUAL, _RETURN = 0x74, 0x15, 0x06
 _DESTINATION_OFFSET_BYTES = 16
 _ACCEPT_SECONDS = 0.1
+_KNOCK_SECONDS = 1.0
 ONE_AT_A_TIME = threading.RLock()
 """Held by whoever compares this process's sockets before and after something: two at once would each take the
 other's sockets, and the duplicates through which it looks at them, for what it waits for.
@@ -66,7 +67,7 @@ def _let_accept_return(listener: socket.socket) -> None:
 def _end_first_accept(host: str, port: int) -> None:
     # The thread may wait already, and then as long as the engine had told it to: for a second.
     try:
-        socket.create_connection((host, port), timeout=_ACCEPT_SECONDS).close()
+        socket.create_connection((host, port), timeout=_KNOCK_SECONDS).close()
     except OSError as error:
         logger.debug("%s:%d: nobody accepts yet: %s", host, port, error)
 

@@ -24,7 +24,10 @@ def test_a_line_has_its_time_and_level_and_no_prompt(
     with log.open("w") as output, subprocess.Popen(command, stderr=output, env=os.environ) as router:
         wait_until(lambda: answers(url), "the router is up", seconds=60)
         d.fail_with = (500, {"error": {"message": f"bad: {SECRET}"}})
-        assert httpx.post(f"{url}/v1/completions", json={"prompt": SECRET}).status_code == 502
+        # D is asked first: there is nobody yet at whom it would have to be cancelled, and no end to wait for.
+        headers = {"X-DFirst-Mode": "layerwise"}
+        asked = httpx.post(f"{url}/v1/completions", json={"prompt": SECRET}, headers=headers)
+        assert asked.status_code == 502
         router.terminate()
         assert router.wait(30) in (0, -15)
     lines = log.read_text().splitlines()
