@@ -29,7 +29,11 @@ def explore(
         typer.Option("--mutants", help="Make one mistake at a time and end with 1 if any is not noticed."),
     ] = False,
     only: Annotated[
-        str, typer.Option(metavar="TEXT", help="With --mutants: those whose name holds this text.")
+        str,
+        typer.Option(
+            metavar="TEXT",
+            help="With --mutants: those whose name holds this text. Of a single one the way to it is shown.",
+        ),
     ] = "",
     scenarios: Annotated[Path, typer.Option(help="Where violations are written as scenario files.")] = Path(
         ".explore"
@@ -58,7 +62,7 @@ def explore(
     console = Console()
     try:
         if mutants:
-            clean = hunt(only, json_file, console)
+            clean = hunt(only, json_file, scenarios, console)
         elif replay is not None:
             clean = replay_file(replay, console)
         else:

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from .mutants import Verdict, all_mutants, tried
-from .run import workers
+from .mutants import Verdict, all_mutants, tried, way_to
+from .run import show, workers
 
 TABLE_WIDTH = 200
 """Columns of the table where it does not go to a terminal."""
@@ -36,8 +36,9 @@ class Record(msgspec.Struct, kw_only=True):
     mutants: list[Verdict]
 
 
-def hunt(only: str, json_file: Path | None, console: Console) -> bool:
-    """Try all mutants whose name holds ``only``; return whether each was noticed.
+def hunt(only: str, json_file: Path | None, scenarios: Path, console: Console) -> bool:
+    """Try all mutants whose name holds ``only``; return whether each was noticed. Of a single one the way to
+    its violation is printed, and written to ``scenarios``.
 
     Raises ``ValueError`` if there is none, or if a world breaks a rule without any mistake.
     """
@@ -62,6 +63,9 @@ def hunt(only: str, json_file: Path | None, console: Console) -> bool:
         f"{len(names)} mutants, {record.survivors} not noticed, {record.seconds:.0f} CPU seconds, "
         f"{time.monotonic() - started:.0f} s"
     )
+    result = way_to(record.mutants[0]) if len(names) == 1 else None
+    if result is not None:
+        show(result, scenarios, console, names[0])
     return not record.survivors
 
 

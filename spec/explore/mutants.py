@@ -18,7 +18,7 @@ from .alterations import Mutant, spec_mutants
 from .configuration import Configuration
 from .memory import Habits
 from .mistakes import mistakes
-from .search import Bounds, Search
+from .search import Bounds, Result, Search
 from .world import World
 from .worlds import HUNT
 
@@ -101,8 +101,9 @@ def tried(name: str, first: str = "") -> Verdict:
             continue
         habits = Habits()
         with mutant.change(habits):
-            found, text, seen = _noticed(configuration, measure, habits)
-        states += seen
+            result, unexpected = _explored(configuration, measure, habits)
+        found, text = (result.found.rule, result.found.text) if result.found else ("", unexpected)
+        states += result.states
         if found or (text and not verdict[0]):
             verdict = (found or WITHOUT_A_WORD, text, configuration.name)
         if found or states > (MORE_LIMIT if verdict[0] else MUTANT_LIMIT):
@@ -112,6 +113,17 @@ def tried(name: str, first: str = "") -> Verdict:
     return Verdict(
         name=name, about=mutant.about, rule=rule, text=text, world=world, states=states, seconds=seconds
     )
+
+
+def way_to(verdict: Verdict) -> Result | None:
+    """Return the exploration in which a mutant broke a rule, made once more; None if it broke none."""
+    configuration = next((each for each in HUNT if each.name == verdict.world), None)
+    if configuration is None:
+        return None
+    measure, habits = measured(configuration), Habits()
+    with named_change(verdict.name, habits):
+        result, _ = _explored(configuration, measure, habits)
+    return result if result.found else None
 
 
 def _worlds_for(mutant: Mutant, first: str) -> list[Configuration]:
@@ -125,10 +137,8 @@ def _worlds_for(mutant: Mutant, first: str) -> list[Configuration]:
     return sorted(fit, key=lambda each: (each.name != first, *size(each)))
 
 
-def _noticed(configuration: Configuration, measure: Measure, habits: Habits) -> tuple[str, str, int]:
-    """Return the rule that is broken, how, and how many states were visited. Where no rule is, the text names
-    an event for which the spec has no word.
-    """
+def _explored(configuration: Configuration, measure: Measure, habits: Habits) -> tuple[Result, str]:
+    """Explore a world with a mistake in it; name also an event that came and has no word in the spec."""
     bounded = replace(
         configuration,
         told_apart=True,
@@ -140,6 +150,4 @@ def _noticed(configuration: Configuration, measure: Measure, habits: Habits) -> 
     world = World(bounded, habits)
     world.watcher.strict = False
     result = Search(world, bounds=measure.bounds).run()
-    if result.found is not None:
-        return result.found.rule, result.found.text, result.states
-    return "", min(world.watcher.unexpected, default=""), result.states
+    return result, min(world.watcher.unexpected, default="")

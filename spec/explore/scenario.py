@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from .bytes_check import check_bytes
 from .configuration import Configuration
 from .search import Found
 from .telling import Line, sentence, tell
@@ -35,6 +36,10 @@ def replay(path: Path, world: World) -> tuple[list[Line], Violation | None]:
     body = path.read_text().split("\n\n", 1)[1].splitlines()
     state = world.first()
     lines: list[Line] = []
+    try:
+        check_bytes(world.sites)
+    except Violation as violation:
+        return lines, violation
     for line in body:
         if not line or line.startswith("#"):
             continue

@@ -1,6 +1,7 @@
 """The exploration notices mistakes, tells the shortest way to one, and that way can be taken again."""
 
 from dataclasses import replace
+from io import StringIO
 
 import msgspec
 import pytest
@@ -54,7 +55,7 @@ def test_a_hunt_that_was_cut_short_goes_on(tmp_path):
     file = tmp_path / "hunt.json"
     known = Verdict(name="R6 silent", about="", rule="", text="not tried", world="", states=0, seconds=0.0)
     file.write_bytes(msgspec.json.encode(Record(code=code_hash(), mutants=[known])))
-    assert not hunt("silent", file, SILENT)
+    assert not hunt("silent", file, tmp_path, SILENT)
     record = msgspec.json.decode(file.read_bytes(), type=Record)
     assert record.complete
     assert record.survivors == 1
@@ -70,7 +71,7 @@ def test_a_hunt_that_was_finished_or_is_about_other_code_begins_anew(tmp_path):
         Record(code="other", mutants=[wrong]),
     ):
         file.write_bytes(msgspec.json.encode(record))
-        assert hunt("R6 silent", file, SILENT)
+        assert hunt("R6 silent", file, tmp_path, SILENT)
         found = msgspec.json.decode(file.read_bytes(), type=Record)
         assert [verdict.rule for verdict in found.mutants] == ["R6"]
 
@@ -79,7 +80,7 @@ def test_a_file_of_another_kind_is_refused_in_a_sentence(tmp_path):
     file = tmp_path / "hunt.json"
     file.write_text("[]")
     with pytest.raises(ValueError, match="is not what an earlier hunt has written"):
-        hunt("R6 silent", file, SILENT)
+        hunt("R6 silent", file, tmp_path, SILENT)
 
 
 def test_the_way_to_a_violation_is_told_and_can_be_taken_again(tmp_path):
@@ -106,6 +107,15 @@ def test_the_way_to_a_violation_is_told_and_can_be_taken_again(tmp_path):
     assert violation.rule == found.rule == "L1"
     assert "QUERY" in text_chart(world.sites.names, lines, "L1")
     assert "D0->>P0: QUERY" in mermaid_chart(world.sites.names, lines, "L1")
+
+
+def test_of_a_single_mutant_the_way_to_its_violation_is_shown_and_can_be_taken_again(tmp_path):
+    stream = StringIO()
+    assert hunt("row DB20", None, tmp_path, Console(file=stream, width=200))
+    [path] = tmp_path.glob("*-L1.txt")
+    assert "D0->>P0: QUERY" in stream.getvalue()
+    assert f"--replay {path}" in stream.getvalue()
+    assert not replay_file(path, SILENT)
 
 
 def test_a_scenario_that_cannot_happen_is_refused(tmp_path):
