@@ -282,7 +282,8 @@ def test_a_wrong_key_file_stops_the_start_with_one_sentence(
     ) as refused:
         decode_extra_config({"curve_keys": str(directory)})
     assert words in str(refused.value)
-    assert str(directory / file) in str(refused.value) or file in str(refused.value)
+    assert str(directory) in str(refused.value)
+    assert file in str(refused.value)
     assert "\n" not in str(refused.value)
 
 

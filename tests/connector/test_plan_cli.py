@@ -15,6 +15,8 @@ from dfirst.connector.what_if.tables import show
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from tests.plan.definition import Group, Parallel
+
 LAYERS = 3
 SMALL = ["--layers", str(LAYERS), "--head-size", "1", "--dtype", "fp8", "--block-size", "4"]
 MLA, GQA = ["--mla"], ["--kv-heads", "4"]
@@ -66,44 +68,27 @@ def answer(prefill: str, decode: str, *words: str) -> PlanAnswer:
     return msgspec.json.decode(result.stdout, type=PlanAnswer)
 
 
-class Side:
-    """An engine by definition: what the ranks of these sizes hold, and where. Convention a, and of convention
-    b the case of PCP with DCP over all ranks."""
+def defined(sizes: str, words: list[str], side: str) -> Parallel:
+    """Return an engine of these sizes by definition."""
+    values = {axis: int(size) for axis, size in (part.split("=") for part in sizes.split(","))}
+    options = dict(itertools.pairwise(words))
+    block_size = int(options.get(f"--{side}-block-size", 4))
+    split, pp = options.get(f"--{side}-layers"), values.get("pp", 1)
+    return Parallel(
+        heads=int(options.get("--kv-heads", 1)),
+        stages=tuple(map(int, split.split(","))) if split else (LAYERS // pp,) * pp,
+        groups=(Group(tuple(range(LAYERS)), block_size),),
+        tp=values.get("tp", 1),
+        pcp=values.get("pcp", 1),
+        dcp=values.get("dcp", 1),
+        interleave=int(options.get("--interleave", block_size)),
+        convention=options.get("--convention", "a"),
+    )
 
-    def __init__(self, sizes: str, words: list[str], side: str, tokens: int) -> None:
-        values = {axis: int(size) for axis, size in (part.split("=") for part in sizes.split(","))}
-        self.tp, self.pp, self.pcp, self.dcp = (values.get(axis, 1) for axis in ("tp", "pp", "pcp", "dcp"))
-        options = dict(itertools.pairwise(words))
-        self.heads = int(options.get("--kv-heads", 1))
-        self.block = int(options.get(f"--{side}-block-size", 4))
-        self.interleave = int(options.get("--interleave", self.block))
-        self.conventional = options.get("--convention", "a")
-        self.tokens = tokens
-        split = options.get(f"--{side}-layers")
-        counts = [int(count) for count in split.split(",")] if split else [LAYERS // self.pp] * self.pp
-        firsts = [0, *itertools.accumulate(counts)]
-        self.stages = [list(range(first, end)) for first, end in itertools.pairwise(firsts)]
 
-    def ranks(self) -> list[tuple[int, int, int]]:
-        return list(itertools.product(range(self.pp), range(self.pcp), range(self.tp)))
-
-    def layers_of(self, rank: int) -> list[int]:
-        return self.stages[self.ranks()[rank][0]]
-
-    def heads_of(self, rank: int) -> list[int]:
-        tp_rank = self.ranks()[rank][2]
-        if self.tp >= self.heads:
-            return [tp_rank // (self.tp // self.heads)]
-        count = self.heads // self.tp
-        return list(range(tp_rank * count, tp_rank * count + count))
-
-    def tokens_of(self, rank: int) -> list[int]:
-        _, pcp_rank, tp_rank = self.ranks()[rank]
-        if self.conventional == "a":
-            cp_size, cp_rank = self.pcp * self.dcp, pcp_rank * self.dcp + tp_rank % self.dcp
-        else:
-            cp_size, cp_rank = self.dcp, (tp_rank * self.pcp + pcp_rank) % self.dcp
-        return [token for token in range(self.tokens) if token // self.interleave % cp_size == cp_rank]
+def tokens_of(parallel: Parallel, rank: int, tokens: int) -> list[int]:
+    """Return the tokens of a prompt of so many that a rank holds."""
+    return [token for token in range(tokens) if parallel.holds_token(rank, token)]
 
 
 def ranges(tokens: list[int]) -> list[tuple[int, int]]:
@@ -125,13 +110,14 @@ def slots(side: SideAnswer, rank: int) -> dict[int, tuple[int, int]]:
     }
 
 
-def moved(found: PlanAnswer, leg: LegAnswer, source: Side, target: Side) -> list[tuple[int, int]]:
+def moved(found: PlanAnswer, leg: LegAnswer, source: Parallel, target: Parallel) -> list[tuple[int, int]]:
     """What a leg moves of each layer, copy by copy: (head, token). Both ends must mean the same."""
     assert found.prefill is not None
     assert found.decode is not None
     content = found.prefill.content_bytes
     here, there = slots(found.prefill, leg.prefill_rank), slots(found.decode, leg.decode_rank)
-    source_tokens, target_tokens = source.tokens_of(leg.prefill_rank), target.tokens_of(leg.decode_rank)
+    source_tokens = tokens_of(source, leg.prefill_rank, found.prompt_tokens)
+    target_tokens = tokens_of(target, leg.decode_rank, found.prompt_tokens)
     pieces = []
     for copy in leg.copies_of_a_layer:
         for step in range(0, copy.bytes, content):
@@ -154,8 +140,7 @@ def test_every_layer_head_and_token_arrives_once_and_in_its_place(
     prefill: str, decode: str, words: list[str], request_words: list[str]
 ) -> None:
     found = answer(prefill, decode, *SMALL, *words, *request_words)
-    source = Side(prefill, words, "prefill", found.prompt_tokens)
-    target = Side(decode, words, "decode", found.prompt_tokens)
+    source, target = defined(prefill, words, "prefill"), defined(decode, words, "decode")
     arrived: Counter[tuple[int, int, int, int]] = Counter()
     for leg in found.legs:
         pieces = moved(found, leg, source, target)
@@ -170,10 +155,10 @@ def test_every_layer_head_and_token_arrives_once_and_in_its_place(
             arrived.update((leg.decode_rank, layer, head, token) for head, token in pieces)
     wanted = Counter(
         (rank, layer, head, token)
-        for rank in range(len(target.ranks()))
+        for rank in range(target.rank_count)
         for layer in target.layers_of(rank)
         for head in target.heads_of(rank)
-        for token in target.tokens_of(rank)
+        for token in tokens_of(target, rank, found.prompt_tokens)
         if token >= found.cached_tokens
     )
     assert arrived == wanted
@@ -184,12 +169,13 @@ def test_ranks_are_told_as_they_are(prefill: str, decode: str, words: list[str])
     found = answer(prefill, decode, *SMALL, *words, *CACHED)
     for name, sizes, side in (("prefill", prefill, found.prefill), ("decode", decode, found.decode)):
         assert side is not None
-        defined = Side(sizes, words, name, 70)
-        assert [(rank.pp_rank, rank.pcp_rank, rank.tp_rank) for rank in side.ranks] == defined.ranks()
+        parallel = defined(sizes, words, name)
+        places = [parallel.place(rank) for rank in range(parallel.rank_count)]
+        assert [(rank.pp_rank, rank.pcp_rank, rank.tp_rank) for rank in side.ranks] == places
         for rank in side.ranks:
-            assert rank.layers == defined.layers_of(rank.rank)
-            assert rank.heads == defined.heads_of(rank.rank)
-            assert rank.token_ranges == ranges(defined.tokens_of(rank.rank))
+            assert rank.layers == list(parallel.layers_of(rank.rank))
+            assert rank.heads == list(parallel.heads_of(rank.rank))
+            assert rank.token_ranges == ranges(tokens_of(parallel, rank.rank, found.prompt_tokens))
             like = (rank.layers, rank.heads, rank.token_ranges)
             assert rank.replicas == [
                 other.rank for other in side.ranks if (other.layers, other.heads, other.token_ranges) == like

@@ -4,7 +4,7 @@ import time
 from collections import Counter
 
 import pytest
-from dfirst.protocol.plan import PairPlan, RequestPlan
+from dfirst.protocol.plan import RequestPlan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,12 +68,6 @@ def test_every_pair_of_the_table_is_released_once_whatever_the_prompt(prefill, d
             check(prefill, decode, pair.request(f"{prompt}", prompt, cached), prompt, cached)
 
 
-@pytest.mark.parametrize(("prefill", "decode"), PAIRS)
-@pytest.mark.parametrize("prompt", [LONG, 5])
-def test_replicas_of_every_pair_of_the_table_carry_equal_load(prefill, decode, prompt):
-    check_load(pair_of(prefill, decode), prompt)
-
-
 @pytest.mark.parametrize(
     ("prefill", "decode"),
     [
@@ -87,13 +81,11 @@ def test_replicas_of_every_pair_of_the_table_carry_equal_load(prefill, decode, p
     ],
 )
 def test_replicas_carry_equal_load_over_many_transfers(prefill, decode):
-    check_load(pair_of(Engine(**prefill), Engine(**decode)), LONG)
-
-
-def check_load(pair: PairPlan, prompt: int) -> None:
+    """``tests/plan/test_load.py`` has those of the table."""
+    pair = pair_of(Engine(**prefill), Engine(**decode))
     load = Counter(dict.fromkeys(pair.prefill_ranks, 0))
     for number in range(1000):
-        for leg in pair.request(f"transfer-{number}", prompt, 0).legs:
+        for leg in pair.request(f"transfer-{number}", LONG, 0).legs:
             load[leg.prefill_rank] += leg.head_count * len(leg.layers)
     for ranks in pair.replicas:
         carried = [load[rank] for rank in ranks]

@@ -2,12 +2,14 @@
 
 import msgspec
 import pytest
-from dfirst.connector.chaos.accounts import BlocksHeld, ChaosReport, sums_of, told
+from dfirst.connector.chaos.accounts import sums_of, told
 from dfirst.connector.chaos.answers import Asked, Verdict
 from dfirst.connector.chaos.load import Question
 from dfirst.connector.chaos.outages import GRACE_SECONDS, Outage, Outages
 from dfirst.connector.chaos.plan import ServerName
 from dfirst.connector.engine_spec import Mode
+
+from .reports import CLEAN
 
 AWAY = Outages([Outage("prefill", 100.0, 200.0), Outage("router", 300.0, 310.0), Outage("decode", 500.0)])
 
@@ -68,30 +70,7 @@ def test_findings_are_told_in_sentences_the_first_ones_in_full() -> None:
     assert len(lines) == 11
 
 
-def report(*findings: str, faults: int = 1) -> ChaosReport:
-    return ChaosReport(
-        seed=1,
-        minutes=1.0,
-        requests=1,
-        modes={},
-        verdicts={},
-        faults=faults,
-        faults_by_kind={},
-        never_injected=[],
-        wrong_answers=0,
-        without_answer=0,
-        unexcused_errors=0,
-        excused_errors=0,
-        blocks_held=[BlocksHeld(engine="prefill", blocks=0, seconds=0.0)],
-        traces="",
-        traces_refused=0,
-        transfers_unfinished=0,
-        errors_logged=0,
-        findings=list(findings),
-    )
-
-
 def test_a_run_is_well_only_if_something_was_broken_and_nothing_was_found() -> None:
-    assert report().is_well
-    assert not report(faults=0).is_well
-    assert not report("a block").is_well
+    assert CLEAN.is_well
+    assert not msgspec.structs.replace(CLEAN, faults=0).is_well
+    assert not msgspec.structs.replace(CLEAN, findings=["a block"]).is_well

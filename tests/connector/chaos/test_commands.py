@@ -3,39 +3,19 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from dfirst.connector import host
 from dfirst.connector.chaos import run
-from dfirst.connector.chaos.accounts import BlocksHeld, ChaosReport
+from dfirst.connector.chaos.accounts import ChaosReport
 from dfirst.connector.chaos.run import ChaosSettings
 from dfirst.connector.cli import app
 from dfirst.connector.launch import LaunchError
 from typer.testing import CliRunner, Result
 
+from .reports import CLEAN
+
 Give = Callable[..., Result]
-
-
-def report(*findings: str) -> ChaosReport:
-    return ChaosReport(
-        seed=3,
-        minutes=2.0,
-        requests=40,
-        modes={"layerwise": 40},
-        verdicts={"right": 40},
-        faults=12,
-        faults_by_kind={"message lost": 12},
-        never_injected=["copy stalls"],
-        wrong_answers=0,
-        without_answer=0,
-        unexcused_errors=0,
-        excused_errors=0,
-        blocks_held=[BlocksHeld(engine="prefill", blocks=0, seconds=0.2)],
-        traces="4 files",
-        traces_refused=0,
-        transfers_unfinished=0,
-        errors_logged=0,
-        findings=list(findings),
-    )
 
 
 @pytest.fixture
@@ -58,7 +38,7 @@ def give(monkeypatch: pytest.MonkeyPatch) -> Give:
 
 
 def test_all_is_well(give: Give) -> None:
-    ended = give(report())
+    ended = give(CLEAN)
     assert ended.exit_code == 0, ended.output
     for line in (
         "requests: 40 (40 layerwise; 40 right)",
@@ -74,7 +54,8 @@ def test_all_is_well(give: Give) -> None:
 
 
 def test_not_all_is_well(give: Give) -> None:
-    ended = give(report("decode holds 3 blocks 30 s after the end"))
+    held = ["decode holds 3 blocks 30 s after the end"]
+    ended = give(msgspec.structs.replace(CLEAN, findings=held))
     assert ended.exit_code == 1
     assert "✗ decode holds 3 blocks 30 s after the end" in ended.output
     assert "not all is well" in ended.output
