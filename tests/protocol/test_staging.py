@@ -36,13 +36,6 @@ def want(world: World, mover: str, place: int = 0, runs: tuple[bytes, bytes] = R
     world.give(mover, commands.PartWanted(leg=started.leg, place=place, starts=runs[0], lengths=runs[1]))
 
 
-def through(world: World, owner: str, reason: str = "") -> None:
-    """The owner is through with the oldest part that it works on."""
-    part = world.staging[owner].pop(0)
-    ended = commands.PartStaged(key=part.key, mover=part.mover, place=part.place, reason=reason)
-    world.give(owner, ended)
-
-
 def lease(world: World, owner: str = "P0") -> OwnerLeg:
     [found] = world.cores[owner].owners[KEY].leases.values()
     return found
@@ -63,7 +56,7 @@ def one_part(layerwise: bool) -> None:
     assert (part.address, part.into_blocks) == ((1 << 30) + 64, layerwise)
     assert (part.starts, part.lengths) == RUNS
     assert part.block_ids == world.cores[owner].owners[KEY].block_ids
-    through(world, owner)
+    world.finish_part(owner)
     assert world.deliver() == [f"{owner}>{mover} Staged"]
     [ready] = world.ready[mover]
     assert (ready.place, ready.slot) == (1, Slot(1 << 30, 2, 64))
@@ -73,7 +66,7 @@ def test_a_writer_hears_of_its_slot_before_there_is_anything_to_scatter():
     world = copying(layerwise=True)
     want(world, "P0", runs=(b"", b""))
     world.deliver()
-    through(world, "D0")
+    world.finish_part("D0")
     world.deliver()
     assert world.ready["P0"][0].slot == Slot(1 << 30, 2, 64)
 
@@ -99,7 +92,7 @@ def test_a_part_that_could_not_be_staged_is_left_to_the_mover():
     world = copying()
     want(world, "D0")
     world.deliver()
-    through(world, "P0", reason="not lent")
+    world.finish_part("P0", reason="not lent")
     world.deliver()
     assert [ready.slot for ready in world.ready["D0"]] == [None]
 
@@ -110,7 +103,7 @@ def test_a_part_whose_answer_was_lost_is_asked_for_again_and_done_once():
     want(world, "D0")
     world.deliver()
     world.lose("Staged")
-    through(world, "P0")
+    world.finish_part("P0")
     world.deliver()
     assert world.ready["D0"] == []
     world.lose_nothing()
@@ -140,7 +133,7 @@ def test_blocks_and_slot_are_held_until_nothing_is_at_work():
         world.deliver()
         assert world.reports == []
         assert lease(world, "D0").live
-        through(world, "D0")
+        world.finish_part("D0")
         world.deliver()
         assert [outcome for rank, outcome in world.reports if rank == "D0"] == [
             "received" if end is done else "failed"
@@ -157,7 +150,7 @@ def test_a_lease_that_ran_out_holds_its_blocks_while_a_part_is_at_work():
     world.advance(2 * world.timing.lease_seconds)
     assert lease(world).state == "EXPIRED"
     assert ("P0", "sent") not in world.reports
-    through(world, "P0")
+    world.finish_part("P0")
     world.advance(world.timing.hold_seconds)
     assert ("P0", "sent") in world.reports
 
@@ -166,7 +159,7 @@ def test_a_slot_goes_to_the_next_lease_when_the_first_is_over():
     world = copying()
     want(world, "D0")
     world.deliver()
-    through(world, "P0")
+    world.finish_part("P0")
     world.deliver()
     world.finish_copies("D0")
     world.deliver()

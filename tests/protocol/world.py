@@ -239,6 +239,11 @@ class World:
         for copy in started:
             self.give(rank, CopyEnded(copy.leg, ok, reason))
 
+    def finish_part(self, rank: str, reason: str = "") -> None:
+        """The owner is through with the oldest part that it gathers or scatters; with a reason, in vain."""
+        part = self.staging[rank].pop(0)
+        self.give(rank, commands.PartStaged(key=part.key, mover=part.mover, place=part.place, reason=reason))
+
     def state(self, rank: str, key: TransferKey = KEY) -> str:
         """Return the state of a rank's transfer."""
         core = self.cores[rank]

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 from dfirst.protocol import messages as wire
 from dfirst.protocol.binding import Observer
-from dfirst.protocol.commands import CopyEnded, MessageReceived, PartStaged, PartWanted
+from dfirst.protocol.commands import CopyEnded, MessageReceived, PartWanted
 from dfirst.protocol.effects import PartReady, Report, StageBlocks, StartCopies, StopCopies
 from dfirst.protocol.messages import Sender, TransferKey
 from dfirst.protocol.modes import BLOCKWISE, LAYERWISE
@@ -226,9 +226,7 @@ class Stage(TracedWorld):
             place = int(command.number("place", 0))
             self.give(rank, PartWanted(leg=leg, place=place, starts=starts, lengths=lengths))
             return
-        part = self.staging[rank].pop(0)
-        reason = "" if how == "staged" else "not lent"
-        self.give(rank, PartStaged(key=part.key, mover=part.mover, place=part.place, reason=reason))
+        self.finish_part(rank, "" if how == "staged" else "not lent")
 
     def do_reports(self, command: Command) -> None:
         """``reports wait``: vLLM takes none; ``reports taken``: it takes those that wait."""

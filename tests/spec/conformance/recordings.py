@@ -4,7 +4,7 @@ run, the same each time.
 
 from pathlib import Path
 
-from dfirst.protocol.commands import PartStaged, PartWanted
+from dfirst.protocol.commands import PartWanted
 from dfirst.protocol.timing import Timing
 
 from .traced_world import TracedWorld
@@ -100,21 +100,16 @@ def staged(directory: Path) -> None:
         world.give("D0", PartWanted(leg=started.leg, place=place, starts=bytes(8), lengths=RUN))
     world.deliver()
     world.lose("Staged")
-    _through(world, "P0")
+    world.finish_part("P0")
     world.deliver()
     world.lose_nothing()
     world.advance(world.timing.query_retry_seconds)
-    _through(world, "P0")
+    world.finish_part("P0")
     world.deliver()
     world.advance(SECONDS)
     world.finish_copies("D0")
     world.advance(SECONDS)
     world.end()
-
-
-def _through(world: TracedWorld, rank: str) -> None:
-    part = world.staging[rank].pop(0)
-    world.give(rank, PartStaged(key=part.key, mover=part.mover, place=part.place, reason=""))
 
 
 RECORDINGS = {
