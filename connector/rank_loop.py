@@ -51,7 +51,7 @@ from .own_memory import OwnMemory
 from .push_feed import Layer, PushFeed, leg_name
 from .side_channel import SideChannel
 from .staging import Stager, Staging
-from .stats import RankStats, TransferStats
+from .stats import Observed, RankStats
 from .step import StepMetadata
 from .trace import Tracer
 
@@ -144,7 +144,7 @@ class RankLoop:
             self._wake()
         return taken
 
-    def take_stats(self) -> TransferStats | None:
+    def take_stats(self) -> Observed | None:
         """Return what was counted since the last call; None if nothing was."""
         return self._stats.take()
 

@@ -24,7 +24,7 @@ from ..protocol.shards import Directory, RankEntry, layout_digest
 from .announcer import Announcer
 from .extra_config import ExtraConfig
 from .layout import parallel_sizes
-from .stats import SchedulerStats, TransferStats
+from .stats import Observed, SchedulerStats
 from .step import Chunk, StepMetadata
 from .trace import Tracer
 from .transfer_params import AnnouncedBlocks, NamedBlocks, OfferedBlocks, read_params
@@ -127,7 +127,7 @@ class SchedulerSide:
         for request_id in output.finished_sending or ():
             self._reported(request_id, SENT)
 
-    def take_stats(self) -> TransferStats | None:
+    def take_stats(self) -> Observed | None:
         """Return what was counted since the last call; None if nothing was."""
         return self._stats.take()
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 import msgspec
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 
 from ..protocol.commands import Command
 from ..protocol.messages import TransferKey
@@ -23,8 +22,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass
-class StepMetadata(KVConnectorMetadata):
-    """One step's message to every rank."""
+class StepMetadata:
+    """One step's message to every rank. To vLLM it is a ``KVConnectorMetadata`` (``vllm_connector.py``)."""
 
     directory: Directory | None = None
     """This engine, told with the first step."""

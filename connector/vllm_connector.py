@@ -18,9 +18,9 @@ from ..protocol.effects import FAILED, RECEIVED, SENT
 from .extra_config import ExtraConfig, decode_extra_config
 from .mooncake_engine import check_library
 from .scheduler_side import SchedulerSide
-from .stats import TransferMetrics, TransferStats
 from .step import StepMetadata
 from .vllm_plugin import log_as_vllm_does
+from .vllm_stats import TransferMetrics, TransferStats
 from .worker_side import RankHandshake, WorkerSide
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 logger = logging.getLogger(__name__)
+
+# And not its subclass: what a rank is made of runs without vLLM too, which takes ten seconds to load.
+KVConnectorMetadata.register(StepMetadata)
 
 WANTED_LAYOUT = "LBHNC"
 """A layer's blocks outside its heads: a head's slab of a block is one run, so that unequal TP moves few
@@ -191,9 +194,9 @@ class DFirstConnector(KVConnectorBase_V1, SupportsHMA):
     # Both sides, and the process that serves /metrics
 
     def get_kv_connector_stats(self) -> TransferStats | None:
-        if self._worker is not None:
-            return self._worker.take_stats()
-        return self._on_scheduler.take_stats()
+        side = self._on_scheduler if self._worker is None else self._worker
+        observed = side.take_stats()
+        return None if observed is None else TransferStats.of(observed)
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> TransferStats | None:

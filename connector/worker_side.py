@@ -32,7 +32,7 @@ from .push_feed import Layer
 from .rank_loop import RankLoop, StepBegan, StepEnded
 from .side_channel import SideChannel
 from .staging import open_staging
-from .stats import TransferStats
+from .stats import Observed
 from .step import StepMetadata
 from .trace import Tracer
 
@@ -119,7 +119,7 @@ class WorkerSide:
         """Return what vLLM is to be told, once."""
         return [] if self._loop is None else self._loop.take_reports()
 
-    def take_stats(self) -> TransferStats | None:
+    def take_stats(self) -> Observed | None:
         """Return what was counted since the last call; None if nothing was."""
         return None if self._loop is None else self._loop.take_stats()
 

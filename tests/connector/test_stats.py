@@ -14,13 +14,12 @@ from dfirst.connector.stats import (
     EXPIRIES,
     Observed,
     RankStats,
-    TransferMetrics,
-    TransferStats,
     expiries,
     leases_now,
 )
 from dfirst.connector.trace import Tracer
 from dfirst.connector.vllm_connector import DFirstConnector
+from dfirst.connector.vllm_stats import TransferMetrics, TransferStats
 from dfirst.protocol.commands import OfferBlocks, StartPull
 from dfirst.protocol.effects import FAILED, RECEIVED, SENT
 from dfirst.protocol.messages import TransferKey
@@ -47,8 +46,7 @@ def pair() -> Iterator[tuple[Rank, Rank]]:
 
 
 def said(rank: Rank) -> Observed:
-    stats = rank.loop.take_stats()
-    return Observed() if stats is None else stats.observed
+    return rank.loop.take_stats() or Observed()
 
 
 def offer(name: str = KEY.transfer_id) -> OfferBlocks:
@@ -93,10 +91,10 @@ def test_a_lease_is_counted_as_long_as_it_runs() -> None:
     tracer = Tracer("", "P", 3, "rank")
     stats = RankStats(3, tracer, {}, {})
     tracer.rows[lend[0].id] += 2
-    assert stats.take().observed.leases == {"3": 2}
+    assert stats.take().leases == {"3": 2}
     assert stats.take() is None
     tracer.rows[end[0].id] += 1
-    assert stats.take().observed.leases == {"3": 1}
+    assert stats.take().leases == {"3": 1}
 
 
 def test_every_time_out_that_is_counted_is_one_of_the_spec() -> None:
@@ -112,11 +110,11 @@ def test_events_without_a_row_and_problems_of_the_channel_are_counted() -> None:
     channel: Counted[str] = Counted(undecodable=2)
     stats = RankStats(0, tracer, core, channel)
     tracer.ignored, tracer.unexpected["x.y.z"] = 3, 1
-    counts = stats.take().observed.counts
+    counts = stats.take().counts
     assert counts["events"] == {"ignored": 3, "unexpected": 1}
     assert counts["channel"] == {"unknown_leg": 1, "undecodable": 2}
     channel["undecodable"] += 5
-    assert stats.take().observed.counts == {"channel": {"undecodable": 5}}
+    assert stats.take().counts == {"channel": {"undecodable": 5}}
 
 
 @pytest.mark.parametrize("outcome", [RECEIVED, FAILED])
@@ -126,7 +124,7 @@ def test_the_scheduler_counts_an_end_by_mode_and_outcome(outcome: str) -> None:
     engine.step()
     failed = {"r"} if outcome == FAILED else set()
     engine.side.output_arrived(KVConnectorOutput(finished_recving={"r"}, failed_recving=failed))
-    assert engine.side.take_stats().observed.counts == {"transfers": {f"layerwise/{outcome}": 1}}
+    assert engine.side.take_stats().counts == {"transfers": {f"layerwise/{outcome}": 1}}
     assert engine.side.take_stats() is None
 
 
