@@ -19,6 +19,10 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def engines_that_end_soon() -> Iterator[None]:
     """Tests make and drop hundreds of engine objects, each of which waits for its listener at its end."""
