@@ -13,6 +13,7 @@ from .ranks import LegSite, Ranks
 from .sites import D, Sites
 from .state import (
     AIR_SPOILT,
+    COMPUTED,
     GHOST,
     HELD,
     JOB_BROKEN,
@@ -24,6 +25,7 @@ from .state import (
     JOB_STOPPED,
     JOB_WANTED,
     NOTHING,
+    ON_P,
     RELEASED,
     RUNNING,
     Draft,
@@ -81,9 +83,10 @@ class Memory:
 
     def is_whole(self, job: Job) -> bool:
         """Return whether every batch has landed, and was scattered."""
-        if self.habits.waits_for_scatter and job[4] & (JOB_WANTED | JOB_LANDED):
+        _, _, begun, age, flags = job
+        if self.habits.waits_for_scatter and flags & (JOB_WANTED | JOB_LANDED):
             return False
-        return job[2] == self.batches and job[3] < 0
+        return begun == self.batches and age < 0
 
     def may_begin(self, state: State, job: Job) -> bool:
         """Return whether the data path has a batch to begin."""
@@ -94,7 +97,7 @@ class Memory:
             return False
         if self._stages(job) and (flags & (JOB_WANTED | JOB_LANDED) or not flags & (JOB_READY | JOB_SLOT)):
             return False
-        return not self.layerwise or state.stories[self.ranks.legs[leg].number][2] > begun
+        return not self.layerwise or state.stories[self.ranks.legs[leg].number][COMPUTED] > begun
 
     # Staging
 
@@ -167,7 +170,8 @@ class Memory:
 
     def may_land(self, job: Job) -> bool:
         """Return whether the batch in the air may land well."""
-        return job[3] >= 0 and not job[4] & JOB_BROKEN
+        _, _, _, age, flags = job
+        return age >= 0 and not flags & JOB_BROKEN
 
     def may_end(self, job: Job) -> bool:
         """Return whether the data path can say that nothing of this job moves any more."""
@@ -343,7 +347,7 @@ class Memory:
     def _check_mine(self, draft: Draft, leg: LegSite) -> None:
         """The mover's own blocks must be its own."""
         held = draft.holds[leg.mover][leg.number] == HELD
-        running = self.layerwise and draft.stories[leg.number][0] == RUNNING
+        running = self.layerwise and draft.stories[leg.number][ON_P] == RUNNING
         if not held and not running:
             name = self.sites.names[leg.mover]
             if self.layerwise:

@@ -14,12 +14,19 @@ from .state import (
     ABORTING,
     ANNOUNCED,
     COMPUTE_LATE,
+    COMPUTED,
     D_LATE,
+    D_NUMBER,
     DONE,
+    FLAGS,
     HELD,
     IDLE,
+    OFFERED,
+    ON_D,
+    ON_P,
     OVER,
     P_LATE,
+    P_NUMBER,
     P_TWICE,
     RUNNING,
     TWICE,
@@ -28,8 +35,6 @@ from .state import (
     State,
 )
 from .violation import Violation
-
-ON_P, ON_D, COMPUTED, P_NUMBER, D_NUMBER, FLAGS, OFFERED = range(7)
 
 
 class Requests:

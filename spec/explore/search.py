@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import NamedTuple
 
 from .bytes_check import check_bytes
 from .configuration import Configuration
@@ -27,8 +28,18 @@ Progress = Callable[[int, int, int], None]
 """Hears of states, transitions and depth from time to time."""
 Circumstances = tuple[int, int, bool]
 """What a state has met (its marks), how many faults, and whether a transfer in it is given up."""
-Bounds = dict[Circumstances, tuple[int, int]]
-"""Steps of time, once faults stop, until all has ended, and until vLLM waits for nothing."""
+
+
+class Longest(NamedTuple):
+    """Steps of time, once faults stop."""
+
+    end: int
+    """Until all has ended."""
+    wait: int
+    """Until vLLM waits for nothing."""
+
+
+Bounds = dict[Circumstances, Longest]
 
 
 @dataclass
@@ -213,15 +224,15 @@ class Search:
         for number, (end, wait) in enumerate(zip(ends, waits, strict=True)):
             met = self.met[number]
             known = self.bounds.get(met)
-            if known is not None and (end > known[0] or wait > known[1]):
+            if known is not None and (end > known.end or wait > known.wait):
                 after = self.world.named_faults(met[0]) or "no fault"
-                words, taken, bound = ("vLLM waits", wait, known[1])
-                if wait <= known[1]:
-                    words, taken, bound = ("this takes", end, known[0])
+                words, taken, bound = ("vLLM waits", wait, known.wait)
+                if wait <= known.wait:
+                    words, taken, bound = ("this takes", end, known.end)
                 text = f"{words} {taken} steps of time after {after}, not {bound}"
                 raise _Stop(self._unended(number, text))
-            before = longest.get(met, (0, 0))
-            longest[met] = (max(end, before[0]), max(wait, before[1]))
+            before = longest.get(met, Longest(0, 0))
+            longest[met] = Longest(max(end, before.end), max(wait, before.wait))
 
     def _steps_to(self, ended: bytearray) -> list[int]:
         """Return for each state how many steps of time pass until all has ended for good; -1 for never."""

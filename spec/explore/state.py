@@ -9,6 +9,9 @@ Story = tuple[int, int, int, int, int, int, int]
 """Stage on P, stage on D, layers computed, number of the request on P and on D, flags, incarnation
 offered."""
 
+ON_P, ON_D, COMPUTED, P_NUMBER, D_NUMBER, FLAGS, OFFERED = range(7)
+"""Places in a story."""
+
 Part = tuple[int, int, int, int]
 """What an owner gathers or scatters: its site, the leg, the part, flags of a job."""
 

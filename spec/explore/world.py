@@ -157,12 +157,13 @@ class World:
     ) -> None:
         """Where kinds of faults are kept apart, slow copies stay slow when faults stop."""
         memory = self.memory
-        relaxed = late if job[4] & JOB_SLOW or job[0] == GHOST else prompt
+        mover, leg, _, age, flags = job
+        relaxed = late if flags & JOB_SLOW or mover == GHOST else prompt
         if memory.may_end(job):
             prompt.append(("end", place))
         if memory.may_land(job):
-            at_its_longest = job[3] >= memory.longest[self.ranks.legs[job[1]].mover] and job[0] != GHOST
-            slow = self.configuration.told_apart and job[4] & JOB_SLOW and job[0] != GHOST
+            at_its_longest = age >= memory.longest[self.ranks.legs[leg].mover] and mover != GHOST
+            slow = self.configuration.told_apart and flags & JOB_SLOW and mover != GHOST
             (prompt if at_its_longest else lingering if slow else relaxed).append(("land", place))
         if memory.wanted(state, job) is not None:
             relaxed.append(("want", place))
@@ -190,14 +191,14 @@ class World:
         kinds = self._kinds
         found: list[Action] = []
         self._network_faults(state, kinds, found)
-        for place, job in enumerate(state.jobs):
-            if job[0] == GHOST:
+        for place, (mover, _, _, age, flags) in enumerate(state.jobs):
+            if mover == GHOST:
                 continue
-            if "slow" in kinds and not job[4] & (JOB_SLOW | JOB_BROKEN):
+            if "slow" in kinds and not flags & (JOB_SLOW | JOB_BROKEN):
                 found.append(("slow", place))
-            if "slow" in kinds and job[4] & JOB_WANTED and not self.configuration.layerwise:
+            if "slow" in kinds and flags & JOB_WANTED and not self.configuration.layerwise:
                 found.append(("give_up", place))
-            if "break" in kinds and job[3] >= 0 and not job[4] & JOB_BROKEN:
+            if "break" in kinds and age >= 0 and not flags & JOB_BROKEN:
                 found.append(("break", place))
         if "late" in kinds:
             queues = enumerate(state.queues)
