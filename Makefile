@@ -26,8 +26,9 @@ test: test-fast ## everything, with real engines (about 20 minutes)
 test-full: test-fast ## also every layout, more crashes and eight minutes of chaos (about an hour)
 	@"$(VENV)/bin/python" -m pytest -m "e2e or slow" $(PYTEST_ARGS)
 
+# More workers than cores, as many tests wait for time-outs.
 test-fast: lint ## what starts no vLLM server (under 90 seconds)
-	@"$(VENV)/bin/python" -m pytest -m "not e2e and not slow" -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@"$(VENV)/bin/python" -m pytest -m "not e2e and not slow" -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 bench-core: $(READY) ## what a transfer costs the core, and that it costs the same beside 10,000 others
 	@"$(VENV)/bin/dfirst" bench core

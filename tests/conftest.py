@@ -1,5 +1,6 @@
 """What all tests share: a collector of garbage that leaves the libraries alone, and engines that end soon."""
 
+import atexit
 import gc
 from collections.abc import Iterator
 
@@ -17,10 +18,7 @@ def pytest_collection_finish() -> None:
     """vLLM and torch are a million objects that stay: looking through them again and again takes seconds."""
     gc.freeze()
     gc.enable()
-
-
-def pytest_sessionfinish() -> None:
-    gc.unfreeze()
+    atexit.register(gc.unfreeze)
 
 
 @pytest.fixture(scope="session", autouse=True)
