@@ -38,7 +38,7 @@ def test_blocks_that_must_stay_whole_go_when_they_are_full_on_all_ranks_that_spl
     push_with_feeds(prefill, decode, request, [4, 13, 29], lent_before_chunk)
 
 
-@settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases(), st.lists(st.integers(1, 80), max_size=4), st.integers(0, 5))
 def test_random_layouts_are_pushed_whole(case: Case, ends: list[int], lent: int) -> None:
     assume(must_work(case.prefill, case.decode))
