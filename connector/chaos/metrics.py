@@ -13,12 +13,12 @@ async def blocks_in_use(client: httpx.AsyncClient, url: str) -> int:
     """Return how many KV blocks of an engine requests hold; what is only cached counts as free."""
     shown = await _metrics(client, url)
     blocks = re.findall(r'^vllm:cache_config_info\{[^}]*num_gpu_blocks="(\d+)"', shown, flags=re.MULTILINE)
-    return sum(round(usage * int(count)) for usage, count in zip(_values(shown, USAGE), blocks, strict=True))
+    return sum(round(usage * int(count)) for usage, count in zip(values(shown, USAGE), blocks, strict=True))
 
 
 async def preemptions(client: httpx.AsyncClient, url: str) -> int:
     """Return how often an engine took a running request's blocks away since it was started."""
-    return round(sum(_values(await _metrics(client, url), PREEMPTIONS)))
+    return round(sum(values(await _metrics(client, url), PREEMPTIONS)))
 
 
 async def _metrics(client: httpx.AsyncClient, url: str) -> str:
@@ -27,7 +27,8 @@ async def _metrics(client: httpx.AsyncClient, url: str) -> str:
     return response.text
 
 
-def _values(shown: str, name: str) -> list[float]:
+def values(shown: str, name: str) -> list[float]:
+    """Return a metric's value for each of its labels; raise ``ValueError`` if there is none."""
     found = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? ([0-9.eE+-]+)$", shown, flags=re.MULTILINE)
     if not found:
         raise ValueError(f"the engine's metrics show no {name}")

@@ -17,7 +17,6 @@ itself. Every pair takes orders for faults: `pair.faults.order("decode", "copy f
 """
 
 import asyncio
-import re
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from dfirst.connector.chaos.metrics import USAGE, values
 from dfirst.connector.chaos.orders import FaultDesk
 from dfirst.connector.chaos.ports import free_port_range
 from dfirst.connector.chaos.switch import VARIABLE
@@ -248,14 +248,12 @@ def metric(engine: Engine, name: str) -> float:
     """The sum over all labels of a metric that an engine shows."""
     with urllib.request.urlopen(f"{engine.url}/metrics", timeout=10) as response:
         shown = response.read().decode()
-    values = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? ([0-9.eE+-]+)$", shown, flags=re.MULTILINE)
-    assert values, f"{engine.url}/metrics shows no {name}"
-    return sum(map(float, values))
+    return sum(values(shown, name))
 
 
 def kv_cache_usage(engine: Engine) -> float:
     """The part of an engine's KV blocks that requests hold, 0 to 1; what is only cached counts as free."""
-    return metric(engine, "vllm:kv_cache_usage_perc")
+    return metric(engine, USAGE)
 
 
 def wait_until(condition: Callable[[], bool], timeout_seconds: float, what: str) -> float:
