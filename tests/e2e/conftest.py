@@ -38,5 +38,8 @@ def _place(item: pytest.Item) -> int:
 @pytest.fixture(scope="session")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineHouse]:
     house = EngineHouse(tmp_path_factory.mktemp("engines"))
-    yield house
-    house.close()
+    with pytest.MonkeyPatch.context() as patch:
+        # Engine objects of earlier tests have left their own time-out in this process's environment.
+        patch.delenv("MC_TRANSFER_TIMEOUT", raising=False)
+        yield house
+        house.close()
