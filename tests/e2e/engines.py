@@ -105,7 +105,7 @@ class Pair:
     def traces(self) -> Traces:
         return read_traces(self.trace_directory)
 
-    def trace_of(self, answer: Answer, timeout_seconds: float = 60.0) -> TransferTrace:
+    def trace_of(self, answer: Answer, timeout_seconds: float = 20.0) -> TransferTrace:
         """What the transfer of an answer left, once both sides have let go of it; fails if they do not."""
         assert len(answer.transfers) == 1, f"the answer names no transfer, or several: {answer}"
         name = answer.transfers[0]

@@ -11,13 +11,6 @@ from .engines import EngineHouse, assert_equal, prompts
 MODES: tuple[Mode, ...] = ("blockwise", "blockwise-d-first", "layerwise")
 TOKENS = (20, 64, 100, 600)
 """Shorter than a block, whole blocks, ending inside a block, and several chunks."""
-PATIENT = {
-    "copy_timeout_seconds": 60.0,
-    "query_timeout_seconds": 60.0,
-    "lease_seconds": 90.0,
-    "farewell_seconds": 90.0,
-}
-"""What counts here is what arrives: a machine that stands still for ten seconds is no fault of a layout."""
 NOT_BY_A_DONE = ("lease_end", "hold_end", "deadline")
 
 
@@ -66,7 +59,6 @@ def test_every_layout_hands_over_token_for_token(engines: EngineHouse, layout: L
         decode_tp=layout.decode_tp,
         prefill_dp=layout.prefill_dp,
         decode_dp=layout.decode_dp,
-        **PATIENT,
     )
     answers = pair.ask(requests)
     assert_equal(requests, answers, references)
