@@ -9,7 +9,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
-from ..protocol.commands import RemoteRank
+from ..protocol.commands import remote_ranks_of
 from ..protocol.effects import FAILED, RECEIVED, SENT
 from ..protocol.messages import TransferKey
 from ..protocol.scheduler import (
@@ -225,7 +225,7 @@ class SchedulerSide:
         return self._directory
 
     def _named(self, kind: type[Blocks], key: TransferKey, blocks: tuple[int, ...], **own: Any) -> Blocks:
-        ranks = tuple(RemoteRank(entry.host, entry.port, entry.incarnation) for entry in self._own().ranks)
+        ranks = remote_ranks_of(self._own())
         return kind(
             transfer_id=key.transfer_id,
             attempt=key.attempt,

@@ -31,8 +31,12 @@ class RemoteEngine(msgspec.Struct, frozen=True):
 
 def remote_of(directory: Directory) -> RemoteEngine:
     """Return an engine as a router names it."""
-    ranks = tuple(RemoteRank(entry.host, entry.port, entry.incarnation) for entry in directory.ranks)
-    return RemoteEngine(directory.engine_id, layout_digest(directory), ranks)
+    return RemoteEngine(directory.engine_id, layout_digest(directory), remote_ranks_of(directory))
+
+
+def remote_ranks_of(directory: Directory) -> tuple[RemoteRank, ...]:
+    """Return where a router finds an engine's ranks, in the order of their numbers."""
+    return tuple(RemoteRank(entry.host, entry.port, entry.incarnation) for entry in directory.ranks)
 
 
 class DirectoryKnown(msgspec.Struct, frozen=True, tag=True):

@@ -65,4 +65,4 @@ def serve(
     """
     from .serve import run
 
-    raise typer.Exit(run(quick, way, tokens, at_once, rounds, work_dir, json_file, plot))
+    run(quick, way, tokens, at_once, rounds, work_dir, json_file, plot)

@@ -8,7 +8,6 @@ does hits them all alike.
 
 import asyncio
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
@@ -17,6 +16,7 @@ import msgspec
 from rich.console import Console
 
 from ..demo_model import Kind, make_model
+from ..endings import fail
 from ..launch import Server
 from ..processes import LaunchError, end_on_sigterm_as_on_ctrl_c
 from ..waiting import waiting
@@ -192,20 +192,18 @@ def run(
     work_dir: Path,
     json_file: Path | None,
     plot: Path | None,
-) -> int:
-    """The command: returns its exit status."""
+) -> None:
+    """The command."""
     unknown = [way for way in ways or () if way not in TITLES]
     if unknown:
-        return _refuse(f"--way {unknown[0]} is not known; use {', '.join(TITLES)}", 2)
+        fail(f"--way {unknown[0]} is not known; use {', '.join(TITLES)}", 2)
     numbers = [("--rounds", rounds), *(("--tokens", one) for one in tokens or ())]
     for option, number in [*numbers, *(("--at-once", one) for one in at_once or ())]:
         if number < 1:
-            return _refuse(f"{option} is {number}; give a whole number of at least 1", 2)
+            fail(f"{option} is {number}; give a whole number of at least 1", 2)
     longest = MAX_MODEL_LEN - FIRST_TOKEN_OUTPUT
     if tokens and max(tokens) > longest:
-        return _refuse(
-            f"--tokens {max(tokens)} is more than the engines here take; give at most {longest}", 2
-        )
+        fail(f"--tokens {max(tokens)} is more than the engines here take; give at most {longest}", 2)
     settings = ServeSettings(
         work_dir=work_dir,
         ways=tuple(ways or TITLES),
@@ -216,16 +214,10 @@ def run(
     try:
         report = run_serve(settings, Console())
     except (LaunchError, LoadError) as error:
-        return _refuse(str(error), 1)
+        fail(str(error))
     except KeyboardInterrupt:
-        return _refuse("interrupted; the engines are stopped", 130)
+        fail("interrupted; the engines are stopped", 130)
     for file, content in ((json_file, report.encode()), (plot, picture(report))):
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)
-    return 0
-
-
-def _refuse(message: str, status: int) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    return status

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from dfirst.protocol import commands
-from dfirst.protocol.commands import CopyEnded, CoreEvent, LegKey, MessageReceived, RemoteEngine, RemoteRank
+from dfirst.protocol.commands import CopyEnded, CoreEvent, LegKey, MessageReceived, RemoteEngine, remote_of
 from dfirst.protocol.effects import (
     FAILED,
     RECEIVED,
@@ -28,7 +28,6 @@ from dfirst.protocol.messages import Message, Sender, TransferKey
 from dfirst.protocol.modes import BLOCKWISE, LAYERWISE
 from dfirst.protocol.rank import RankCore
 from dfirst.protocol.scheduler import Finish, SchedulerCore
-from dfirst.protocol.shards import layout_digest
 from dfirst.protocol.timing import Timing
 
 from .simulation_parts import HEADS, LONGEST_DELAY_SECONDS, RANKS, TIMING, Engine, Job, Quiet, Rank
@@ -75,9 +74,7 @@ class Simulation:
 
     def remote(self, name: str) -> RemoteEngine:
         """Return an engine as a router names it."""
-        engine = self.engines[name]
-        addresses = (RemoteRank(each.host, each.port, each.incarnation) for each in engine.directory.ranks)
-        return RemoteEngine(name, layout_digest(engine.directory), tuple(addresses))
+        return remote_of(self.engines[name].directory)
 
     def restart(self, name: str) -> None:
         """An engine's processes end, and start again as another incarnation."""

@@ -6,7 +6,7 @@ restart gives all ranks of an engine their next incarnation.
 
 from functools import cache, cached_property
 
-from dfirst.protocol.commands import RemoteEngine, RemoteRank
+from dfirst.protocol.commands import RemoteEngine, remote_ranks_of
 from dfirst.protocol.lease import write_tail_seconds
 from dfirst.protocol.messages import Query, Sender, TransferKey
 from dfirst.protocol.plan import PairPlan, plan_pair
@@ -78,9 +78,8 @@ class Sites:
 
     def remote(self, engine: int, incarnation: int) -> RemoteEngine:
         """Return an engine as a router names it."""
-        ranks = self.directory(engine, incarnation).ranks
-        addresses = tuple(RemoteRank(entry.host, entry.port, entry.incarnation) for entry in ranks)
-        return RemoteEngine(NAMES[engine], self.digest(engine, incarnation), addresses)
+        ranks = remote_ranks_of(self.directory(engine, incarnation))
+        return RemoteEngine(NAMES[engine], self.digest(engine, incarnation), ranks)
 
     def sender(self, site: int, incarnation: int) -> Sender:
         """Return how a rank signs its messages."""

@@ -19,11 +19,11 @@ from dfirst.connector.side_channel import SideChannel
 from dfirst.connector.staging import PLACES, open_staging
 from dfirst.connector.step import Chunk, StepMetadata
 from dfirst.connector.trace import Tracer
-from dfirst.protocol.commands import Command, RemoteEngine, RemoteRank
+from dfirst.protocol.commands import Command, RemoteEngine, remote_of
 from dfirst.protocol.effects import Report
 from dfirst.protocol.messages import Sender, TransferKey
 from dfirst.protocol.rank import RankCore
-from dfirst.protocol.shards import Directory, RankEntry, Region, Shard, layout_digest
+from dfirst.protocol.shards import Directory, RankEntry, Region, Shard
 from dfirst.protocol.timing import Timing
 
 HOST = "127.0.0.1"
@@ -50,8 +50,7 @@ class Rank:
     @property
     def remote(self) -> RemoteEngine:
         """The rank's engine as a router names it."""
-        ranks = tuple(RemoteRank(e.host, e.port, e.incarnation) for e in self.directory.ranks)
-        return RemoteEngine(self.directory.engine_id, layout_digest(self.directory), ranks)
+        return remote_of(self.directory)
 
     def step(
         self, *commands: Command, chunks: tuple[Chunk, ...] = (), preempted: Iterable[TransferKey] = ()
@@ -71,7 +70,7 @@ class Rank:
         return [report.outcome for report in self.reports if key in (None, report.key)]
 
     def stop(self) -> None:
-        """End the rank in good order. An engine that has copied takes up to a second to close."""
+        """End the rank in good order."""
         self.loop.stop(5.0)
         self.engine.close()
 

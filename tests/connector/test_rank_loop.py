@@ -149,9 +149,7 @@ def test_a_prompt_is_pushed_in_chunks_layer_by_layer(pair: Pair) -> None:
     wait_until(lambda: pair.sent() == [SENT])
 
 
-def test_layers_that_were_computed_before_the_blocks_were_lent_are_pushed_then(
-    pair: Pair,
-) -> None:
+def test_layers_that_were_computed_before_the_blocks_were_lent_are_pushed_then(pair: Pair) -> None:
     pair.prefill.step(pair.push(), chunks=(pair.chunk(6, last=False),))
     pair.prefill.step(chunks=(pair.chunk(PROMPT, last=True),))
     pair.prefill.step(FinishPush(pair.key))

@@ -6,12 +6,12 @@ used by others at once: whatever is read from them later is wrong, and who write
 
 import msgspec
 from dfirst.protocol import copies as copying
-from dfirst.protocol.commands import AcceptPush, FinishPush, OfferBlocks, StartPull, StartPush
+from dfirst.protocol.commands import AcceptPush, FinishPush, OfferBlocks, StartPull, StartPush, remote_of
 from dfirst.protocol.effects import FAILED, RECEIVED, SENT, StartCopies
 from dfirst.protocol.messages import TransferKey
 from dfirst.protocol.shards import Directory
 
-from tests.protocol.world import World, remote
+from tests.protocol.world import World
 
 from .judge import Move, Wrong, begin, check_arrived
 from .memory import FOREIGN
@@ -64,7 +64,7 @@ class Cores(World):
                 StartPull(
                     key=self.key,
                     request_id="d",
-                    remote=remote(self.engines["P"]),
+                    remote=remote_of(self.engines["P"]),
                     block_ids=request.decode_blocks[0],
                     prompt_tokens=request.tokens,
                     cached_tokens=request.cached,
@@ -92,7 +92,7 @@ class Cores(World):
                 StartPush(
                     key=self.key,
                     request_id="p",
-                    remote=remote(self.engines["D"]),
+                    remote=remote_of(self.engines["D"]),
                     prompt_tokens=request.tokens,
                     cached_tokens=request.cached,
                 ),

@@ -1,13 +1,13 @@
 """No event, from whomever and whenever, raises: it moves a machine along a row or is counted (rule F3)."""
 
 from dfirst.protocol import commands, messages
-from dfirst.protocol.commands import LegKey, RemoteEngine
+from dfirst.protocol.commands import LegKey, RemoteEngine, remote_of
 from dfirst.protocol.messages import Sender, TransferKey
 from dfirst.protocol.shards import layout_digest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .world import ALL_CACHED, BLOCKS, PROMPT, World, directory, remote
+from .world import ALL_CACHED, BLOCKS, PROMPT, World, directory
 
 P, D, OTHER = directory("P", 2), directory("D", 2), directory("D", 2, model="other")
 KEYS = st.sampled_from([TransferKey("t-1", 0), TransferKey("t-1", 1), TransferKey("t-2", 0)])
@@ -19,7 +19,7 @@ INCARNATIONS = st.sampled_from([entry.incarnation for engine in (P, D) for entry
 DIGESTS = st.sampled_from([layout_digest(engine) for engine in (P, D, OTHER)] + ["", "unknown"])
 MODES = st.sampled_from(["blockwise", "layerwise", "sideways", ""])
 PARTS = st.sampled_from(["owner", "mover", "neither"])
-REMOTES = st.sampled_from([remote(P), remote(D), RemoteEngine("P", "unknown", ())])
+REMOTES = st.sampled_from([remote_of(P), remote_of(D), RemoteEngine("P", "unknown", ())])
 NUMBERS = st.integers(-1, 12)
 SECONDS = st.sampled_from([-1.0, 0.0, 20.0, float("inf"), float("nan")])
 BLOCK_IDS = st.sampled_from([BLOCKS, (), (-1, 10**9)])

@@ -2,13 +2,13 @@
 
 from dfirst.protocol import messages as wire
 from dfirst.protocol import rank as rank_module
-from dfirst.protocol.commands import AbortTransfer, FinishPush, Renounce
+from dfirst.protocol.commands import AbortTransfer, FinishPush, Renounce, remote_of
 from dfirst.protocol.messages import Sender, TransferKey
 from dfirst.protocol.modes import BLOCKWISE, LAYERWISE, MOVER, OWNER
 from dfirst.protocol.shards import layout_digest
 
 from .forge import cancel, done, query, stop
-from .world import KEY, World, remote
+from .world import KEY, World
 
 RETRY = TransferKey("t-1", 1)
 
@@ -141,7 +141,7 @@ def test_renouncing_a_pushed_transfer_changes_nothing():
     world.accept()
     world.push()
     world.deliver()
-    world.give("P0", Renounce(KEY, remote(world.engines["D"])))
+    world.give("P0", Renounce(KEY, remote_of(world.engines["D"])))
     assert world.state("P0") == "PUSHES_PENDING"
 
 

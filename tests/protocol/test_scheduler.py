@@ -8,19 +8,20 @@ from dfirst.protocol.commands import (
     Renounce,
     StartPull,
     StartPush,
+    remote_of,
 )
 from dfirst.protocol.messages import TransferKey
 from dfirst.protocol.modes import BLOCKWISE, LAYERWISE
 from dfirst.protocol.scheduler import Allocation, Finish, SchedulerCore, TransferRequest
 
 from .rows import takes
-from .world import BLOCKS, KEY, PROMPT, RecordingObserver, directory, remote
+from .world import BLOCKS, KEY, PROMPT, RecordingObserver, directory
 
 TO_LOAD = Allocation(block_ids=BLOCKS, cached_tokens=0, external_tokens=PROMPT)
 NOTHING_TO_LOAD = Allocation(block_ids=BLOCKS, cached_tokens=PROMPT, external_tokens=0)
 COMPUTED = Finish(block_ids=BLOCKS, prompt_computed=True)
 ABORTED = Finish(block_ids=BLOCKS, prompt_computed=False)
-PREFILL, DECODE = remote(directory("P", 1)), remote(directory("D", 1))
+PREFILL, DECODE = remote_of(directory("P", 1)), remote_of(directory("D", 1))
 
 
 def scheduler() -> SchedulerCore:

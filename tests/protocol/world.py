@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from dfirst.protocol import commands
 from dfirst.protocol import messages as wire
-from dfirst.protocol.commands import CopyEnded, MessageReceived, RemoteEngine, RemoteRank
+from dfirst.protocol.commands import CopyEnded, MessageReceived, remote_of
 from dfirst.protocol.effects import PartReady, Reply, Report, Send, StageBlocks, StartCopies, StopCopies
 from dfirst.protocol.entity import CoreEntity
 from dfirst.protocol.messages import Message, Sender, TransferKey
@@ -79,12 +79,6 @@ def directory(name: str, tp: int, heads: int = 2, incarnation: str = "1", model:
             )
         )
     return Directory(engine_id=name, model=model, layout=f"TP {tp}, {heads} KV heads", ranks=tuple(ranks))
-
-
-def remote(engine: Directory) -> RemoteEngine:
-    """Return an engine as a router names it."""
-    ranks = tuple(RemoteRank(entry.host, entry.port, entry.incarnation) for entry in engine.ranks)
-    return RemoteEngine(engine.engine_id, layout_digest(engine), ranks)
 
 
 class World:
@@ -276,7 +270,7 @@ class World:
                 commands.StartPull(
                     key=key,
                     request_id=request_id,
-                    remote=remote(self.engines["P"]),
+                    remote=remote_of(self.engines["P"]),
                     block_ids=BLOCKS,
                     prompt_tokens=PROMPT,
                     cached_tokens=cached,
@@ -285,7 +279,7 @@ class World:
 
     def renounce(self, key: TransferKey = KEY) -> None:
         for rank in self.ranks("D"):
-            self.give(rank, commands.Renounce(key, remote(self.engines["P"])))
+            self.give(rank, commands.Renounce(key, remote_of(self.engines["P"])))
 
     def accept(self, key: TransferKey = KEY, cached: int = 0) -> None:
         for rank in self.ranks("D"):
@@ -303,7 +297,7 @@ class World:
                 commands.StartPush(
                     key=key,
                     request_id="p-req",
-                    remote=remote(self.engines["D"]),
+                    remote=remote_of(self.engines["D"]),
                     prompt_tokens=PROMPT,
                     cached_tokens=0,
                 ),

@@ -14,13 +14,13 @@ from dfirst.protocol.commands import (
     FinishPush,
     OfferBlocks,
     RemoteEngine,
-    RemoteRank,
     StartPull,
     StartPush,
+    remote_of,
 )
 from dfirst.protocol.effects import RECEIVED, SENT
 from dfirst.protocol.messages import TransferKey
-from dfirst.protocol.shards import Directory, layout_digest
+from dfirst.protocol.shards import Directory
 
 from ..judge import Wrong, check_memory
 from ..memory import KnownValues
@@ -90,8 +90,7 @@ class EngineOfProcesses:
     @property
     def remote(self) -> RemoteEngine:
         """The engine as a router names it."""
-        ranks = tuple(RemoteRank(entry.host, entry.port, entry.incarnation) for entry in self.directory.ranks)
-        return RemoteEngine(self._name, layout_digest(self.directory), ranks)
+        return remote_of(self.directory)
 
     def check_reports(self, key: TransferKey, outcome: str) -> None:
         """Every rank reports this outcome of this transfer, and nothing else."""

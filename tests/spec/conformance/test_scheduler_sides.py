@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 
 from dfirst.connector.trace_file import TraceFile
+from dfirst.protocol.commands import remote_of
 from dfirst.protocol.scheduler import Allocation, Finish, SchedulerCore, TransferRequest
 from dfirst.spec.conform import conform
 
-from tests.protocol.world import BLOCKS, KEY, PROMPT, RecordingObserver, remote
+from tests.protocol.world import BLOCKS, KEY, PROMPT, RecordingObserver
 
 from .traced_world import TracedWorld, TracingObserver
 
@@ -30,7 +31,7 @@ class Scheduler:
 
 
 def request(world: TracedWorld, name: str) -> TransferRequest:
-    other = remote(world.engines["P"]) if name == "d-req" else None
+    other = remote_of(world.engines["P"]) if name == "d-req" else None
     return TransferRequest(
         key=KEY, mode="blockwise", request_id=name, prompt_tokens=PROMPT, remote=other, metaserver=""
     )
