@@ -9,7 +9,15 @@ from dfirst.protocol.modes import BLOCKWISE, LAYERWISE
 from dfirst.protocol.parallel import CONVENTION_A, CONVENTION_B
 
 from ..endings import fail
-from .question import HEAD_SIZE, MLA_HEAD_SIZE, MLA_LATENT, MLA_ROPE, TRANSFER_ID, CacheType
+from .question import (
+    HEAD_SIZE,
+    MLA_HEAD_SIZE,
+    MLA_LATENT,
+    MLA_ROPE,
+    TRANSFER_ID,
+    VLLM_INTERLEAVE,
+    CacheType,
+)
 
 SIZES_HELP = (
     "The {side} engine: tp, pp, pcp, dcp and dp, as in tp=8,pcp=2,dcp=8. What is left out is 1. An engine is "
@@ -51,13 +59,14 @@ def plan(
         str, typer.Option(metavar="SIZES", help="The decode engine, likewise.", rich_help_panel=SIZES)
     ],
     convention: Annotated[
-        Convention,
+        Convention | None,
         typer.Option(
-            help="Who splits the tokens. a: PCP and DCP both (vLLM up to 0.29 and its Ascend plug-in); b: "
-            "DCP alone, whose groups run over the PCP axis first (vLLM 0.30 and later).",
+            help="Who splits the tokens. a, if not given: PCP and DCP both (vLLM up to 0.29 and its Ascend "
+            "plug-in); b: DCP alone, whose groups run over the PCP axis first (vLLM 0.30 and later).",
+            show_default=False,
             rich_help_panel=SIZES,
         ),
-    ] = Convention.A,
+    ] = None,
     block_size: Annotated[
         int, typer.Option(help="Tokens in a block, as vLLM's --block-size.", rich_help_panel=SIZES)
     ] = 128,
@@ -70,8 +79,9 @@ def plan(
     interleave: Annotated[
         int | None,
         typer.Option(
-            help="With context parallelism, the tokens that follow each other on one rank; without it one "
-            "block on each side.",
+            help="With context parallelism, the tokens that follow each other on one rank, as vLLM's "
+            "--cp-kv-cache-interleave-size. If not given: a block on each side in convention a, and vLLM's "
+            f"own default of {VLLM_INTERLEAVE} in convention b.",
             rich_help_panel=SIZES,
         ),
     ] = None,
@@ -158,10 +168,11 @@ def plan(
     dfirst plan --prefill tp=8,pcp=2,dcp=8 --decode tp=8,dcp=4,dp=2 --mla --tokens 4096
 
     Prints what each rank holds, who reads what from whom, bytes and copies, the load of each rank, whom each
-    rank waits for before it frees its blocks, and who releases a rank that nobody reads. The plan is the one
-    that running engines follow. Ends with 1 and one sentence if the two cannot work together.
+    rank waits for before it frees its blocks, and who releases a rank that nobody reads. Engines that are
+    started with the same options follow this plan. Ends with 1 and one sentence if the two cannot work
+    together.
     """
-    from . import answer, drawing, tables
+    from . import answer, drawing, notes, tables
     from .question import (
         MAX_LAYERS,
         MAX_TOKENS,
@@ -194,7 +205,7 @@ def plan(
                 block_tokens=prefill_block_size or block_size,
                 interleave=interleave,
                 layer_split=prefill_layers,
-                convention=convention.value,
+                convention=(convention or Convention.A).value,
             ),
             decode=read_engine(
                 "decode",
@@ -202,7 +213,7 @@ def plan(
                 block_tokens=decode_block_size or block_size,
                 interleave=interleave,
                 layer_split=decode_layers,
-                convention=convention.value,
+                convention=(convention or Convention.A).value,
             ),
             model=read_model(layers, mla=mla, kv_heads=kv_heads, head_size=head_size, dtype=dtype),
             prompt_tokens=tokens,
@@ -216,6 +227,8 @@ def plan(
         found = WhatIf(question).answer(with_copies=json_file is not None)
     except ValueError as error:
         fail(str(error), 2)
+    for note in notes.notes(question, convention_given=convention is not None):
+        typer.echo(f"note: {note}", err=True)
     to_stdout = json_file == Path("-")
     if to_stdout:
         typer.echo(answer.encode(found), nl=False)

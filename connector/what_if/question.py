@@ -17,6 +17,8 @@ MLA_HEAD_SIZE = MLA_LATENT + MLA_ROPE
 """Elements of a token in a layer of DeepSeek's models: the latent and the rotary part, stored once."""
 HEAD_SIZE = 128
 """Elements of K, and as many of V, of one head and token in most models of grouped-query attention."""
+VLLM_INTERLEAVE = 1
+"""Of vLLM 0.30 and later, without --cp-kv-cache-interleave-size."""
 TRANSFER_ID = "what-if"
 MAX_TOKENS = 2**24
 """Of a prompt: more than any model takes, and what is worked out in seconds."""
@@ -138,7 +140,7 @@ def read_engine(
         sizes=ParallelSizes(**values, convention=convention),
         dp=dp,
         block_tokens=block_tokens,
-        interleave=interleave or block_tokens,
+        interleave=interleave or (block_tokens if convention == CONVENTION_A else VLLM_INTERLEAVE),
         layer_split=() if layer_split is None else _split(f"--{side}-layers", layer_split),
     )
 

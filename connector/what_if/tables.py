@@ -42,8 +42,8 @@ def show(answer: PlanAnswer, console: Console) -> None:
 def _head(answer: PlanAnswer, prefill: SideAnswer, decode: SideAnswer) -> list[str]:
     cached = f", {answer.cached_tokens} of them cached on D" if answer.cached_tokens else ""
     return [
-        f"prefill: {prefill.layout}; {words.count(len(prefill.ranks), 'rank')}{_one_of(prefill)}",
-        f"decode: {decode.layout}; {words.count(len(decode.ranks), 'rank')}{_one_of(decode)}",
+        f"prefill: {_engine(prefill)}",
+        f"decode: {_engine(decode)}",
         f"{answer.mode}, {answer.prompt_tokens} tokens{cached}, transfer id {answer.transfer_id!r}: "
         f"{_moved_in_all(answer)}",
     ]
@@ -53,7 +53,12 @@ def _moved_in_all(answer: PlanAnswer) -> str:
     if not answer.legs:
         return "nothing moves"
     legs, copies = words.count(len(answer.legs), "leg"), words.count(answer.copies, "copy", "copies")
-    return f"{words.size(answer.bytes)} in {legs} and at most {copies}"
+    return f"{words.size(answer.bytes)} in {legs} and at most {copies}, before small ones are gathered"
+
+
+def _engine(side: SideAnswer) -> str:
+    interleave = f", interleave {side.interleave}" if side.cp_size > 1 else ""
+    return f"{side.layout}{interleave}; {words.count(len(side.ranks), 'rank')}{_one_of(side)}"
 
 
 def _one_of(side: SideAnswer) -> str:

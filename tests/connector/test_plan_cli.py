@@ -81,7 +81,7 @@ def defined(sizes: str, words: list[str], side: str) -> Parallel:
         tp=values.get("tp", 1),
         pcp=values.get("pcp", 1),
         dcp=values.get("dcp", 1),
-        interleave=int(options.get("--interleave", block_size)),
+        interleave=int(options.get("--interleave", 1 if options.get("--convention") == "b" else block_size)),
         convention=options.get("--convention", "a"),
     )
 
@@ -240,7 +240,7 @@ def test_the_sizes_of_a_token_are_those_of_the_model() -> None:
 
 
 def test_the_tables_fold_what_is_alike_and_fit_on_a_screen() -> None:
-    shown = plan("tp=8,pcp=2,dcp=8", "tp=8,dcp=4,dp=2", "--mla").output
+    shown = plan("tp=8,pcp=2,dcp=8", "tp=8,dcp=4,dp=2", "--mla").stdout
     assert "P0, P4, P8, P12 to D0, D4" in shown
     assert "one of 2 data-parallel replicas" in shown
     assert len(shown.splitlines()) < 60
@@ -297,6 +297,35 @@ def test_bad_values_are_named(prefill: str, words: list[str], named: list[str]) 
     assert result.stdout == ""
     for word in named:
         assert word in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("prefill", "words", "noted"),
+    [
+        ("tp=4,dcp=2", [], ["--convention b", "--cp-kv-cache-interleave-size"]),
+        ("tp=4,pcp=2", [], ["--convention b"]),
+        ("tp=4,dcp=2", ["--convention", "a"], []),
+        ("tp=4", [], []),
+        ("tp=4,pcp=2", ["--convention", "b"], ["PCP 2 without DCP", "dcp=2 in --prefill"]),
+        ("tp=4,pcp=2,dcp=2", ["--convention", "b"], []),
+    ],
+)
+def test_what_running_engines_do_otherwise_is_said_beside_the_plan(
+    prefill: str, words: list[str], noted: list[str]
+) -> None:
+    result = plan(prefill, "tp=2", "--mla", "--tokens", "200", "--layers", "1", *words)
+    assert result.exit_code == 0
+    assert result.stderr.count("note: ") == (1 if noted else 0)
+    for word in noted:
+        assert word in result.stderr
+    assert "note: " not in result.stdout
+
+
+def test_the_interleave_of_an_engine_is_shown_and_is_vllms_own_in_convention_b() -> None:
+    words = ["--mla", "--tokens", "200", "--layers", "1"]
+    assert "interleave 128; 4 ranks" in plan("tp=4,dcp=2", "tp=2", *words).stdout
+    assert "interleave 1; 4 ranks" in plan("tp=4,dcp=2", "tp=2", *words, "--convention", "b").stdout
+    assert "interleave" not in plan("tp=4", "tp=2", *words).stdout
 
 
 def test_the_readme_shows_what_is_printed() -> None:
