@@ -97,10 +97,10 @@ class BoundMachine:
 
     def __init__(self, name: str, model: type, altered: MachineSpec | None = None) -> None:
         self.spec: MachineSpec = altered or load_machine(name)
-        guards = _marked(model, GUARD_MARK)
-        effects = _marked(model, EFFECT_MARK)
+        self.guards: dict[str, Predicate] = _marked(model, GUARD_MARK)
+        self.effects: dict[str, Action] = _marked(model, EFFECT_MARK)
         if altered is None:
-            _check_bound(self.spec, set(guards), set(effects))
+            _check_bound(self.spec, set(self.guards), set(self.effects))
         self._ignored = {(state, entry.event) for entry in self.spec.ignored for state in entry.states}
         self._machine = _Rows(
             model=None,
@@ -114,8 +114,8 @@ class BoundMachine:
                 source=row.source,
                 dest=None if row.target == SAME_STATE else row.target,
                 row=row,
-                guards=tuple(_wanted(name, guards) for name in row.guards),
-                effects=tuple(effects[name] for name in row.effects),
+                guards=tuple(_wanted(name, self.guards) for name in row.guards),
+                effects=tuple(self.effects[name] for name in row.effects),
             )
         self._rows: dict[tuple[str, str], tuple[BoundRow, ...]] = {
             (source, name): tuple(cast(list[BoundRow], rows))

@@ -35,12 +35,12 @@ class DecodeBlockwise(MoverTransfer):
 
     @effect
     def report_received(self, _payload: object) -> None:
-        """Every byte was read in time."""
+        """Tell vLLM that every byte was read in time."""
         self.report(RECEIVED)
 
     @effect
     def report_failed(self, cause: object) -> None:
-        """Not every byte was read and no copy moves any more."""
+        """Tell vLLM that not every byte was read and that no copy moves any more."""
         self.note(cause)
         self.report(FAILED)
 

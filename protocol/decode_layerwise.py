@@ -24,7 +24,7 @@ class DecodeLayerwise(OwnerTransfer):
 
     @effect
     def note_blocks(self, command: AcceptPush) -> None:
-        """Take what is announced."""
+        """Take the blocks that the scheduler announces."""
         self.request_id = command.request_id
         self.block_ids = command.block_ids
         self.prompt_tokens = command.prompt_tokens
@@ -69,19 +69,19 @@ class DecodeLayerwise(OwnerTransfer):
 
     @effect
     def cancel_writers(self, cause: object) -> None:
-        """Ask those who may still write to stop."""
+        """Say CANCEL to those who may still write."""
         self._note(cause)
         for lease in self.live_leases:
             lease.cancel_mover(self.reason)
 
     @effect
     def report_received(self, _payload: object) -> None:
-        """Every byte has arrived."""
+        """Tell vLLM that every byte has arrived."""
         self.report(RECEIVED)
 
     @effect
     def report_failed(self, cause: object) -> None:
-        """Not every byte has arrived and none can any more."""
+        """Tell vLLM that not every byte has arrived and that none can any more."""
         self._note(cause)
         self.report(FAILED)
 

@@ -75,8 +75,8 @@ class Query(msgspec.Struct, frozen=True, tag="QUERY"):
     cached_tokens: Number
     """Tokens at its start that the decode side has already."""
     tail_seconds: Seconds
-    """For how long after its lease has ended a write of this mover may still land: its copy time-out and
-    its stall allowance (rule R3); 0 for reads.
+    """For how long after its lease has ended a write of this mover may still land: its copy time-out, the
+    quarantine of a copy that failed and its stall allowance (rules R3 and R4); 0 for reads.
     """
 
 

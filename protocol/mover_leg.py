@@ -116,7 +116,7 @@ class MoverLeg(CoreEntity):
 
     @guard
     def outstanding(self, answer: Metadata | Wait | Gone | Ack) -> bool:
-        """An answer is taken only for this leg's own question, or its own last word (rule R8)."""
+        """Whether an answer is to this leg's own question, or to its own last word (rule R8)."""
         if isinstance(answer, Ack):
             return answer.sequence == getattr(self.last_word, "sequence", 0)
         return answer.sequence in self.asked
@@ -129,14 +129,16 @@ class MoverLeg(CoreEntity):
 
     @guard
     def ended_in_time(self, _ended: object) -> bool:
-        """Reads count only inside the lease (rule S1); for writes the owner waits long enough (rule R3)."""
+        """Whether a read ended inside the lease (rule S1). A write always did: its owner waits long enough
+        (rule R3).
+        """
         return self.transfer.mode != BLOCKWISE or self.core.now < self.lease_until
 
     # Effects: the question
 
     @effect
     def send_query(self, _payload: object) -> None:
-        """Ask, under a new number, and ask again if no answer comes."""
+        """Say QUERY, under a new number, and ask again if no answer comes."""
         sequence = self.number = self.core.next_sequence()
         self.asked[sequence] = self.core.now
         if len(self.asked) > MAX_OUTSTANDING:
@@ -213,13 +215,13 @@ class MoverLeg(CoreEntity):
 
     @guard
     def part_outstanding(self, answer: Staged) -> bool:
-        """An answer is taken only for the part that is waited for (rule R8)."""
+        """Whether an answer is to the part that is waited for (rule R8)."""
         part = self.parts.get(answer.place)
         return part is not None and part.sequence == answer.sequence
 
     @effect
     def send_stage(self, wanted: PartWanted) -> None:
-        """Ask the owner to gather or scatter a part."""
+        """Say STAGE: the owner gathers or scatters a part."""
         part = OpenPart(self.core.next_sequence(), wanted.starts, wanted.lengths)
         self.parts[wanted.place] = part
         self._send_stage(wanted.place, part)
@@ -227,14 +229,14 @@ class MoverLeg(CoreEntity):
 
     @effect
     def stage_again(self, _payload: object) -> None:
-        """Repeat what was not answered."""
+        """Repeat each STAGE that was not answered."""
         for place, part in self.parts.items():
             self._send_stage(place, part)
         self.arm("stage_retry", self.core.timing.query_retry_seconds)
 
     @effect
     def hand_on_part(self, answer: Staged) -> None:
-        """Tell the data path."""
+        """Tell the data path what became of a part."""
         del self.parts[answer.place]
         if not self.parts:
             self.disarm("stage_retry")
@@ -247,7 +249,7 @@ class MoverLeg(CoreEntity):
 
     @effect
     def say_done(self, _payload: object) -> None:
-        """All bytes of this leg are where they belong, or there were none."""
+        """Say DONE: all bytes of this leg are where they belong, or there were none."""
         self.copied = True
         self._say(
             Done(
@@ -265,7 +267,7 @@ class MoverLeg(CoreEntity):
 
     @effect
     def say_stopped(self, _payload: object) -> None:
-        """No copy of this leg is in flight and none will come."""
+        """Say STOPPED: no copy of this leg is in flight and none will come."""
         self._say(
             Stopped(
                 sender=self.core.sender,
@@ -281,7 +283,7 @@ class MoverLeg(CoreEntity):
 
     @effect
     def say_cancel(self, reason: str) -> None:
-        """The owner's blocks will not be asked for."""
+        """Say CANCEL: the owner's blocks will not be asked for."""
         self._say(
             Cancel(
                 sender=self.core.sender,
@@ -302,7 +304,7 @@ class MoverLeg(CoreEntity):
 
     @effect
     def stop_timers(self, _payload: object) -> None:
-        """Nothing more will happen."""
+        """Wait for nothing more."""
         self.timers.clear()
 
     # Effects: the transfer
@@ -314,7 +316,7 @@ class MoverLeg(CoreEntity):
 
     @effect
     def tell_transfer(self, _payload: object) -> None:
-        """The transfer looks at all its legs again."""
+        """Have the transfer look at all its legs again."""
         self.transfer.leg_changed()
 
     # Helpers

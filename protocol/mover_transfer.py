@@ -101,12 +101,12 @@ class MoverTransfer(CoreEntity):
 
     @effect
     def start_deadline(self, _payload: object) -> None:
-        """Bound everything."""
+        """Bound it all by the transfer deadline."""
         self.arm("deadline", self.core.timing.transfer_deadline_seconds)
 
     @effect
     def ask_layout(self, _payload: object) -> None:
-        """First contact: ask the first rank that the router named, and again until it answers."""
+        """Say LAYOUT_QUERY to the first rank that the router named, and again until it answers."""
         if self.remote.ranks:
             contact = self.remote.ranks[0]
             message = LayoutQuery(sender=self.core.sender, digest=self.remote.layout_digest)
@@ -120,7 +120,7 @@ class MoverTransfer(CoreEntity):
 
     @effect
     def open_legs(self, _payload: object) -> None:
-        """Make a leg for every rank that the plan names, and set it going."""
+        """Make a leg for every rank that the plan names, and set it going; no layout is waited for now."""
         self.disarm("layout_retry", "silence")
         plan = self.request_plan()
         for leg in self._own_legs(plan):
@@ -130,7 +130,7 @@ class MoverTransfer(CoreEntity):
 
     @effect
     def renounce_peers(self, cause: object) -> None:
-        """Tell every rank that the router named that nobody will come."""
+        """Have CANCEL said to every rank that the router named: nobody will come."""
         self.note(cause)
         self.disarm("layout_retry", "silence", "deadline")
         for rank, address in enumerate(self.remote.ranks):
@@ -140,7 +140,7 @@ class MoverTransfer(CoreEntity):
 
     @effect
     def cancel_legs(self, cause: object) -> None:
-        """Take every leg back."""
+        """Take every leg back: copies in flight end, none is started."""
         self.note(cause)
         for leg in self.legs.values():
             self.core.post(leg, "cancel")
@@ -155,7 +155,7 @@ class MoverTransfer(CoreEntity):
 
     @effect
     def note_again(self, command: StartPull | StartPush) -> None:
-        """A second coming after the end: its request is another, and what it wants is gone."""
+        """Take up a second request with the name of one that has ended: what it wants is gone."""
         self.disarm("tomb_end")
         self.request_id = command.request_id
         self.reason = f"transfer {self.key.transfer_id} has ended here before"

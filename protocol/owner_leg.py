@@ -84,7 +84,7 @@ class OwnerLeg(CoreEntity):
 
     @effect
     def extend(self, question: Query | None) -> None:
-        """Restart the count (rule R1)."""
+        """Restart the lease's count (rule R1)."""
         if question is not None:
             self.number = max(self.number, question.sequence)
             self.grant = self.grant or self.core.next_sequence()
@@ -95,7 +95,7 @@ class OwnerLeg(CoreEntity):
 
     @effect
     def answer_metadata(self, question: Query) -> None:
-        """Grant: the blocks, and for how long from the question on."""
+        """Answer METADATA: the blocks, and for how long from the question on."""
         self.core.emit(
             Reply(
                 self.route,
@@ -112,7 +112,7 @@ class OwnerLeg(CoreEntity):
 
     @effect
     def acknowledge(self, word: Done | Stopped) -> None:
-        """The mover's last word is recorded (rule R9), or was before."""
+        """Answer ACK: the mover's last word is recorded (rule R9), or was before."""
         if self.state != "LENT":
             self.timers.clear()
         ack = Ack(sender=self.core.sender, key=self.key, sequence=word.sequence)
@@ -147,7 +147,7 @@ class OwnerLeg(CoreEntity):
 
     @effect
     def take_slot(self, _stage: Stage) -> None:
-        """From its first part on the slot is this lease's own."""
+        """Make a slot this lease's own, from its first part on."""
         if self.slot is None:
             self.slot = self.core.slots.take()
 
@@ -171,18 +171,18 @@ class OwnerLeg(CoreEntity):
 
     @effect
     def refuse_part(self, stage: Stage) -> None:
-        """Leave it to the mover."""
+        """Answer STAGED: there is no room, the mover copies this part directly."""
         self._note(stage.place, stage.sequence, REFUSED)
         self._answer(stage.place)
 
     @effect
     def note_staged(self, ended: PartStaged) -> None:
-        """A part is through."""
+        """Note that a part is through."""
         self._note(ended.place, self._part(ended.place)[0], REFUSED if ended.reason else STAGED)
 
     @effect
     def answer_staged(self, about: Stage | PartStaged) -> None:
-        """Say what became of a place's newest part."""
+        """Answer STAGED: what became of a place's newest part."""
         self._answer(about.place)
 
     @effect
@@ -222,7 +222,7 @@ class OwnerLeg(CoreEntity):
 
     @effect
     def tell_transfer(self, _payload: object) -> None:
-        """The transfer looks at all its leases again."""
+        """Have the transfer look at all its leases again."""
         self.transfer.lease_changed()
 
     def cancel_mover(self, reason: str) -> None:

@@ -161,7 +161,7 @@ class OwnerTransfer(CoreEntity):
 
     @effect
     def refuse_parked(self, cause: object) -> None:
-        """Never, and why, to all who were told to wait."""
+        """Answer GONE, and why, to all who were told to wait."""
         late = f"no blocks came for this transfer within {self.core.timing.hold_seconds:g} s"
         self.reason = cause.reason if isinstance(cause, Cancel) else late
         for mover, query in self.parked.items():
@@ -170,14 +170,14 @@ class OwnerTransfer(CoreEntity):
 
     @effect
     def answer_wait(self, question: Question) -> None:
-        """Not yet."""
+        """Answer WAIT: not yet."""
         query = question.query
         answer = Wait(sender=self.core.sender, key=self.key, sequence=query.sequence)
         self.core.emit(Reply(question.lease.route, answer))
 
     @effect
     def answer_gone(self, question: Question) -> None:
-        """Never, and why."""
+        """Answer GONE: never, and why."""
         reason = self._refusal(question) if self._judges() else ""
         reason = reason or self.reason or f"this transfer is in state {self.state} here"
         answer = Gone(sender=self.core.sender, key=self.key, sequence=question.query.sequence, reason=reason)
@@ -185,7 +185,7 @@ class OwnerTransfer(CoreEntity):
 
     @effect
     def ask_layout(self, question: Question) -> None:
-        """First contact: the asker's directory."""
+        """Say LAYOUT_QUERY to an asker whose engine has not been met."""
         query = question.query
         message = LayoutQuery(sender=self.core.sender, digest=query.layout_digest)
         self.core.emit(Reply(question.lease.route, message))
@@ -214,12 +214,12 @@ class OwnerTransfer(CoreEntity):
 
     @effect
     def start_deadline(self, _payload: object) -> None:
-        """Bound everything."""
+        """Bound it all by the transfer deadline."""
         self.arm("deadline", self.core.timing.transfer_deadline_seconds)
 
     @effect
     def look_again(self, _payload: object) -> None:
-        """Words that came early may end the transfer now."""
+        """Look at the leases again: words that came early may end the transfer now."""
         self.lease_changed()
 
     @effect

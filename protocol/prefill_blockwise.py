@@ -21,7 +21,7 @@ class PrefillBlockwise(OwnerTransfer):
 
     @effect
     def note_blocks(self, command: OfferBlocks) -> None:
-        """Take what is offered."""
+        """Take the blocks that the scheduler offers."""
         self.request_id = command.request_id
         self.block_ids = command.block_ids
         self.prompt_tokens = command.prompt_tokens
@@ -62,7 +62,7 @@ class PrefillBlockwise(OwnerTransfer):
 
     @effect
     def report_sent(self, _payload: object) -> None:
-        """vLLM may have the blocks back."""
+        """Tell vLLM that it may have the blocks back."""
         self.report(SENT)
 
 

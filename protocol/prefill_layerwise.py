@@ -29,19 +29,19 @@ class PrefillLayerwise(MoverTransfer):
 
     @effect
     def note_finished(self, _payload: object) -> None:
-        """vLLM has finished the request before the pushes were over."""
+        """Note that vLLM has finished the request before the pushes were over."""
         self.finished = True
 
     @effect
     def finish_if_noted(self, _payload: object) -> None:
-        """The pushes are over: if vLLM has finished the request already, its blocks can go."""
+        """If vLLM has finished the request already, let its blocks go: the pushes are over."""
         self.disarm("deadline")
         if self.finished:
             self.core.post(self, "finish")
 
     @effect
     def report_sent(self, _payload: object) -> None:
-        """vLLM may have the blocks back."""
+        """Tell vLLM that it may have the blocks back."""
         self.report(SENT)
 
 

@@ -142,13 +142,15 @@ class DecodeRequest(RequestEntity):
 
     @effect
     def renounce(self, _payload: object) -> None:
-        """Release the prefill side's blocks; layer-wise none exist before this engine asks for them."""
+        """Have the ranks release the prefill side's blocks; layer-wise none exist before this engine asks for
+        them.
+        """
         if self.request.remote is not None:
             self.core.commands.append(Renounce(self.key, self.request.remote))
 
     @effect
     def abort_load(self, cause: object) -> None:
-        """The ranks let go of the blocks as soon as that is safe."""
+        """Have the ranks let go of the blocks as soon as that is safe."""
         reason = cause if isinstance(cause, str) else "the request was aborted"
         self.core.commands.append(AbortTransfer(self.key, reason))
 
@@ -170,7 +172,7 @@ class PrefillRequest(RequestEntity):
 
     @effect
     def announce_push(self, _payload: object) -> None:
-        """The ranks ask for the decode engine's blocks."""
+        """Have the ranks ask for the decode engine's blocks."""
         request = self.request
         if request.remote is not None:
             self.core.commands.append(
@@ -185,7 +187,7 @@ class PrefillRequest(RequestEntity):
 
     @effect
     def offer_blocks(self, finish: Finish) -> None:
-        """The ranks hold the blocks for the decode engine."""
+        """Have the ranks hold the blocks for the decode engine."""
         self.core.commands.append(
             OfferBlocks(
                 key=self.key,
@@ -197,12 +199,12 @@ class PrefillRequest(RequestEntity):
 
     @effect
     def announce_finish(self, _payload: object) -> None:
-        """The ranks report the blocks when the pushes are over."""
+        """Have the ranks report the blocks when the pushes are over."""
         self.core.commands.append(FinishPush(self.key))
 
     @effect
     def announce_abort(self, _payload: object) -> None:
-        """The rest of the prompt will not be computed."""
+        """Tell the ranks that the rest of the prompt will not be computed."""
         self.core.commands.append(AbortTransfer(self.key, "the prefill was aborted"))
 
 

@@ -30,8 +30,9 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """DONE, STOPPED and CANCEL are repeated after this long until they are acknowledged."""
 
     farewell_seconds: float = 20.0
-    """How long a mover goes on repeating its last word to a peer that does not acknowledge it; afterwards
-    the owner's lease has ended anyway.
+    """How long, at least, a mover goes on repeating its last word to a peer that does not acknowledge it.
+    It does so until the owner's lease has ended anyway: a mover that writes for lease_seconds +
+    copy_timeout_seconds + quarantine_seconds + stall_allowance_seconds, if that is longer (rule R3).
     """
 
     tombstone_seconds: float = 300.0
@@ -50,7 +51,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
     stall_allowance_seconds: float = 5.0
     """How long a mover may stand still between looking at the clock and issuing a write (rule R3): an owner
-    of pushed blocks waits lease + copy time-out + this.
+    of pushed blocks waits lease + copy time-out + quarantine + this.
     """
 
     clock_step_seconds: float = 0.05

@@ -4,11 +4,13 @@ What people wrote stands above the first marker and is left alone. ``python -m d
 the rest, and so does ``dfirst diagrams`` in a checkout; a test says that it is current.
 """
 
+import inspect
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import dfirst.spec
+from dfirst.protocol.binding import BoundMachine
 from dfirst.protocol.specification import (
     SAME_STATE,
     FieldSpec,
@@ -21,20 +23,10 @@ from dfirst.protocol.specification import (
 )
 
 from .mermaid import state_diagram
+from .models import MODELS
 
 BEGIN = "<!-- From here on written by `python -m dfirst.spec.readme`. -->"
 END = "<!-- Up to here. -->"
-ORDER = (
-    "decode_blockwise",
-    "prefill_blockwise",
-    "decode_layerwise",
-    "prefill_layerwise",
-    "mover_leg",
-    "owner_leg",
-    "decode_request",
-    "prefill_request",
-)
-"""The machines as they are best read; a test says that none is left out."""
 
 
 def readme_path() -> Path:
@@ -61,12 +53,12 @@ def write() -> Path:
 def generated() -> str:
     """Return the generated part: machines, messages, timers, traces."""
     parts = ["## The machines"]
-    parts += [_machine(load_machine(name)) for name in ORDER]
+    parts += [_machine(load_machine(name), model.machine) for name, model in MODELS.items()]
     parts += ["## The messages", *_messages(), "## The timers", _timers(), "## The traces", *_traces()]
     return "\n\n".join(parts) + "\n"
 
 
-def _machine(machine: MachineSpec) -> str:
+def _machine(machine: MachineSpec, bound: BoundMachine) -> str:
     parts = [
         f"### {machine.title}",
         f"`machines/{machine.name}.toml`",
@@ -83,7 +75,17 @@ def _machine(machine: MachineSpec) -> str:
         parts += ["Ignored, and counted:", _table(("event", "in", "reason"), entries)]
     events = ((f"`{event.name}`", event.about) for event in machine.events)
     parts += ["Its events:", _table(("event", "what it says"), events)]
+    for what, methods in (("guards", bound.guards), ("effects", bound.effects)):
+        parts += [
+            f"Its {what}, in the words of their methods:",
+            _table((what[:-1], "what it says"), _words(methods)),
+        ]
     return "\n\n".join(parts)
+
+
+def _words(methods: Mapping[str, Callable[..., object]]) -> Iterator[tuple[str, ...]]:
+    for name, method in methods.items():
+        yield f"`{name}`", " ".join((inspect.getdoc(method) or "").split())
 
 
 def _row(row: TransitionSpec) -> tuple[str, ...]:

@@ -9,30 +9,14 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from dfirst.protocol.binding import BoundMachine, guard
-from dfirst.protocol.decode_blockwise import DecodeBlockwise
-from dfirst.protocol.decode_layerwise import DecodeLayerwise
 from dfirst.protocol.entity import CoreEntity
-from dfirst.protocol.mover_leg import MoverLeg
-from dfirst.protocol.owner_leg import OwnerLeg
-from dfirst.protocol.prefill_blockwise import PrefillBlockwise
-from dfirst.protocol.prefill_layerwise import PrefillLayerwise
 from dfirst.protocol.rank import RankCore
-from dfirst.protocol.scheduler import DecodeRequest, PrefillRequest
 from dfirst.protocol.specification import MachineSpec, TransitionSpec, load_machine
 from msgspec.structs import replace
 
+from ..models import MODELS
 from .memory import Habits
 
-CLASSES: dict[str, Any] = {
-    "mover_leg": MoverLeg,
-    "owner_leg": OwnerLeg,
-    "decode_blockwise": DecodeBlockwise,
-    "decode_layerwise": DecodeLayerwise,
-    "prefill_blockwise": PrefillBlockwise,
-    "prefill_layerwise": PrefillLayerwise,
-    "decode_request": DecodeRequest,
-    "prefill_request": PrefillRequest,
-}
 PULL, PUSH, BOTH = ("pull",), ("push",), ("pull", "push")
 MODES = {
     "decode_blockwise": PULL,
@@ -59,7 +43,7 @@ class Mutant:
 
 def spec_mutants() -> Iterator[Mutant]:
     """Yield every mistake that the spec itself can have."""
-    for name in CLASSES:
+    for name in MODELS:
         spec = load_machine(name)
         modes = MODES.get(name, BOTH)
         for row in spec.transitions:
@@ -105,7 +89,7 @@ def _decided(name: str, text: str, answer: bool) -> Change:
         def decide(_self: object, _payload: object) -> bool:
             return answer
 
-        with patched(CLASSES[name], text, guard(decide)), machine(name, load_machine(name)):
+        with patched(MODELS[name], text, guard(decide)), machine(name, load_machine(name)):
             yield
 
     return change
@@ -142,7 +126,7 @@ def _unarmed_renewals() -> Change:
 @contextmanager
 def machine(name: str, spec: MachineSpec) -> Iterator[None]:
     """Run a class by another machine for a while."""
-    with patched(CLASSES[name], "machine", BoundMachine(name, CLASSES[name], spec)):
+    with patched(MODELS[name], "machine", BoundMachine(name, MODELS[name], spec)):
         yield
 
 

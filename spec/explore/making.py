@@ -12,7 +12,8 @@ from dfirst.protocol.rank import RankCore
 from dfirst.protocol.specification import SAME_STATE, TransitionSpec, load_machine
 from msgspec.structs import replace
 
-from .alterations import CLASSES, Change, machine, patched, unarmed
+from ..models import MODELS
+from .alterations import Change, machine, patched, unarmed
 from .memory import Habits
 from .misdeeds import (
     always,
@@ -60,7 +61,7 @@ def bound(owner: type, name: str, method: Method) -> Change:
     @contextmanager
     def change(_habits: Habits) -> Iterator[None]:
         with patched(owner, name, method), ExitStack() as stack:
-            for spec_name, model in CLASSES.items():
+            for spec_name, model in MODELS.items():
                 if issubclass(model, owner):
                     stack.enter_context(machine(spec_name, load_machine(spec_name)))
             yield

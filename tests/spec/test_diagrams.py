@@ -5,6 +5,7 @@ import re
 import pytest
 from dfirst.protocol.specification import load_machine, load_timers, load_trace, load_wire, machine_names
 from dfirst.spec import diagrams, dot, mermaid, readme
+from dfirst.spec.models import MODELS
 
 
 def test_the_committed_diagrams_are_current():
@@ -18,7 +19,7 @@ def test_the_readme_is_current():
 
 def test_the_readme_shows_every_machine_row_message_timer_and_line_of_a_trace():
     text = readme.generated()
-    assert sorted(readme.ORDER) == sorted(machine_names())
+    assert sorted(MODELS) == sorted(machine_names())
     rows = [row.id for name in machine_names() for row in load_machine(name).transitions]
     messages = [message.tag for message in load_wire().messages]
     timers = [timer.name for timer in load_timers().timers]
