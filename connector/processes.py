@@ -9,6 +9,7 @@ seen to leave a prefill engine none for tens of seconds beside the threads by wh
 import atexit
 import contextlib
 import ctypes
+import errno
 import os
 import re
 import signal
@@ -18,6 +19,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+from .hosts import check_host, is_ipv6
 
 POLL_SECONDS = 0.25
 STOP_SECONDS = 15.0
@@ -37,7 +40,7 @@ class LaunchError(RuntimeError):
 def free_port(host: str = "127.0.0.1") -> int:
     """A TCP port that nobody listens on now and that this process has not given out before."""
     while True:
-        with socket.socket() as probe:
+        with socket.socket(socket.AF_INET6 if is_ipv6(host) else socket.AF_INET) as probe:
             probe.bind((host, 0))
             port: int = probe.getsockname()[1]
         if port not in _given_ports:
@@ -46,21 +49,39 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise `LaunchError` if somebody listens there already; 0 asks for any free port and is always well."""
-    if not port:
-        return
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            # As the server does: an IPv4 listener on the same port is no obstacle.
-            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    """Raise `LaunchError`, or `ValueError` for no host at all, if no server can listen there; port 0 asks for
+    any free one."""
+    check_host("--host", host)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise _no_host(host, error) from error
+    for family, kind, protocol, _, address in found:
         try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise LaunchError(
-                f"port {port} of {host} cannot be used: {error.strerror}; name another one with --port"
-            ) from error
+            probe = socket.socket(family, kind, protocol)
+        except OSError:
+            continue  # as the server does: this machine lacks the family
+        with probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                # As the server does: an IPv4 listener on the same port is no obstacle.
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            try:
+                probe.bind(address)
+            except OSError as error:
+                if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                    raise _no_host(host, error) from error
+                raise LaunchError(
+                    f"port {port} of {host} cannot be used: {error.strerror}; name another one with --port"
+                ) from error
+
+
+def _no_host(host: str, error: Exception) -> LaunchError:
+    why = getattr(error, "strerror", None) or error
+    return LaunchError(
+        f"--host {host} cannot be listened on: {why}; give an address of this machine, such as 127.0.0.1, or "
+        "0.0.0.0 for all"
+    )
 
 
 class Child:

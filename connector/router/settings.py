@@ -1,9 +1,11 @@
 """Everything about the router that can be set, in one frozen record; units stand at the end of a name."""
 
 import enum
-from urllib.parse import urlsplit
 
 import msgspec
+
+from ..hosts import check_host
+from .addresses import check_engines
 
 
 class Mode(enum.Enum):
@@ -68,8 +70,11 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if isinstance(self.mode, str):
             msgspec.structs.force_setattr(self, "mode", parse_mode(self.mode))
+        check_host("--host", self.host)
+        if self.advertised_host is not None:
+            check_host("--advertised-host", self.advertised_host)
+        check_engines(self.prefill, self.decode)
         for role, urls in (("prefill", self.prefill), ("decode", self.decode)):
-            check_engine_urls(role, urls)
             msgspec.structs.force_setattr(self, role, tuple(url.rstrip("/") for url in urls))
         for name in self.__struct_fields__:
             value = getattr(self, name)
@@ -85,20 +90,3 @@ def parse_mode(name: str) -> Mode:
     except ValueError:
         known = ", ".join(mode.value for mode in Mode)
         raise ValueError(f"unknown mode {name[:40]!r}: use one of {known}") from None
-
-
-def check_engine_urls(role: str, urls: tuple[str, ...]) -> None:
-    if isinstance(urls, str) or not urls:
-        raise ValueError(
-            f"{role} names no engine: give a tuple of at least one address such as http://host:8100"
-        )
-    for url in urls:
-        parts = urlsplit(url)
-        try:
-            _ = parts.port  # reading it is what checks it
-        except ValueError as error:
-            raise ValueError(f"{role} engine {url!r} names a port that cannot be: {error}") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{role} engine {url!r} is no address: write it like http://host:8100")
-    if len(set(urls)) != len(urls):
-        raise ValueError(f"a {role} engine is named twice in {urls}: name each once")

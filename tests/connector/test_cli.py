@@ -70,7 +70,7 @@ def test_up_wants_exactly_one_model(words: list[str]) -> None:
 def test_the_router_refuses_what_is_no_address() -> None:
     result = dfirst("router", "--prefill", "localhost:8100", "--decode", "http://d:8200")
     assert result.exit_code == 2
-    assert "prefill engine 'localhost:8100' is no address" in result.stderr
+    assert "--prefill 'localhost:8100' is no address" in result.stderr
 
 
 def test_the_router_wants_both_kinds_of_engines() -> None:

@@ -125,8 +125,8 @@ def second_d() -> Iterator[FakeDecodeEngine]:
 def test_an_engine_that_refuses_connections_is_passed_over(
     make_router: MakeRouter, p: FakePrefillEngine, d: FakeDecodeEngine
 ) -> None:
-    down = f"http://127.0.0.1:{free_port()}"
-    router = make_router(prefill=(down, p.url), decode=(down, d.url))
+    down_p, down_d = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+    router = make_router(prefill=(down_p, p.url), decode=(down_d, d.url))
     for mode in ("blockwise", "layerwise", "blockwise"):
         assert router.complete(mode).status_code == 200
     # Each new attempt has its own number, and only what was sent to nobody is tried elsewhere.
