@@ -1,11 +1,15 @@
 """The command line, `dfirst`. Each command imports what it needs when it runs, so that `--help` is quick."""
 
 from enum import Enum
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from dfirst.spec.explore.commands import explore, simulate
+from dfirst.spec.given_path import not_empty
+from dfirst.spec.number_option import number, whole_number
+from dfirst.spec.output_file import prepare, write
 
 from .bench.commands import bench
 from .chaos.commands import chaos
@@ -31,6 +35,21 @@ app = typer.Typer(
 )
 
 
+def show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"dfirst {version('dfirst')}")
+        raise typer.Exit
+
+
+@app.callback()
+def dfirst(
+    asked: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """The options of `dfirst` itself, before a command."""
+
+
 class Mode(str, Enum):
     """blockwise: D pulls when the prompt is computed; layerwise: P pushes each layer while it computes."""
 
@@ -53,6 +72,8 @@ MODE_HELP = (
 KEYS_HELP = (
     "The keys of this deployment, made with dfirst keys; engines name the same directory as curve_keys."
 )
+MOST_PORT = 65535
+MOST_SECONDS = 7 * 24 * 3600
 LAYOUT_HELP = "tp=2,dp=1 gives the ranks; devices=0+1 the accelerators, by their place."
 LAYOUTS_HELP = "Repeat it for several; tp=1 if none is given."
 
@@ -62,7 +83,10 @@ def demo(
     model: Annotated[DemoModel, typer.Option(help="Which small model to make and use.")] = DemoModel.GQA,
     prefill: Annotated[str, typer.Option(metavar="LAYOUT", help=f"The prefill side: {LAYOUT_HELP}")] = "tp=1",
     decode: Annotated[str, typer.Option(metavar="LAYOUT", help="The decode engine, likewise.")] = "tp=1",
-    work_dir: Annotated[Path, typer.Option(help="For the model, logs and traces.")] = Path(".demo"),
+    work_dir: Annotated[
+        Path,
+        typer.Option(parser=not_empty("--work-dir"), metavar="DIR", help="For the model, logs and traces."),
+    ] = Path(".demo"),
     json_file: Annotated[Path, typer.Option("--json", help="The table as JSON.")] = Path("demo.json"),
     keep: Annotated[bool, typer.Option("--keep", help="Keep logs and traces also when all is well.")] = False,
 ) -> None:
@@ -73,6 +97,8 @@ def demo(
     if an answer differs or a KV cache did not move. Takes about three minutes on two cores.
     """
     need_vllm()
+    prefill_layout, decode_layout = read_layout("--prefill", prefill), read_layout("--decode", decode)
+    prepare("--json", json_file)
     from .demo import DemoSettings, run_demo
     from .launch import LaunchError
 
@@ -81,8 +107,8 @@ def demo(
         json_file=json_file,
         keep=keep,
         kind=model.value,
-        prefill=read_layout("--prefill", prefill),
-        decode=read_layout("--decode", decode),
+        prefill=prefill_layout,
+        decode=decode_layout,
     )
     try:
         report = run_demo(settings, new_console())
@@ -109,13 +135,19 @@ def up(
     ] = None,
     mode: Annotated[Mode, typer.Option(help=MODE_HELP)] = Mode.BLOCKWISE,
     host: Annotated[str, typer.Option(help="The address that engines and router listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The router's; 0 takes a free one.")] = 8000,
-    max_model_len: Annotated[int | None, typer.Option(min=1, help="As vLLM's --max-model-len.")] = None,
+    port: Annotated[
+        int, whole_number("--port", "The router's; 0 takes a free one.", least=0, most=MOST_PORT)
+    ] = 8000,
+    max_model_len: Annotated[
+        int | None, whole_number("--max-model-len", "As vLLM's --max-model-len.", least=1)
+    ] = None,
     vllm_arg: Annotated[
         list[str] | None,
         typer.Option(help="One more argument for every engine: --vllm-arg=--trust-remote-code. Repeat it."),
     ] = None,
-    work_dir: Annotated[Path, typer.Option(help="For logs and the demo model.")] = Path(".demo"),
+    work_dir: Annotated[
+        Path, typer.Option(parser=not_empty("--work-dir"), metavar="DIR", help="For logs and the demo model.")
+    ] = Path(".demo"),
     curve_keys: Annotated[Path | None, typer.Option(help=KEYS_HELP)] = None,
 ) -> None:
     """Start prefill engines, decode engines and the router on this host, and keep them until Ctrl-C.
@@ -175,8 +207,11 @@ def router(
         typer.Option(metavar="URL", help="A prefill engine: http://host:8100. Repeat it for several."),
     ],
     decode: Annotated[list[str], typer.Option(metavar="URL", help="A decode engine, likewise.")],
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8000,
+    host: Annotated[
+        str,
+        typer.Option(help="The address to listen on; 0.0.0.0 are all of this host's of IPv4, :: of IPv6."),
+    ] = "0.0.0.0",
+    port: Annotated[int, whole_number("--port", "The port to listen on.", least=1, most=MOST_PORT)] = 8000,
     mode: Annotated[Mode, typer.Option(help=MODE_HELP)] = Mode.BLOCKWISE,
     advertised_host: Annotated[
         str | None,
@@ -184,13 +219,15 @@ def router(
     ] = None,
     curve_keys: Annotated[Path | None, typer.Option(help=KEYS_HELP)] = None,
     max_body_bytes: Annotated[
-        int | None, typer.Option(min=1, help="Longer requests are answered with 413.")
+        int | None, whole_number("--max-body-bytes", "Longer requests are answered with 413.", least=1)
     ] = None,
     max_concurrent_requests: Annotated[
-        int | None, typer.Option(min=1, help="Further ones are answered with 503.")
+        int | None,
+        whole_number("--max-concurrent-requests", "Further ones are answered with 503.", least=1),
     ] = None,
     request_timeout_seconds: Annotated[
-        float | None, typer.Option(min=1, help="Longer answers end with 504.")
+        float | None,
+        number("--request-timeout-seconds", "Longer answers end with 504.", least=1, most=MOST_SECONDS),
     ] = None,
 ) -> None:
     """Serve /v1/completions and /v1/chat/completions in front of engines that run already.
@@ -208,7 +245,6 @@ def router(
         "request_timeout_seconds": request_timeout_seconds,
     }
     try:
-        check_port(host, port)
         settings = RouterSettings(
             prefill=tuple(prefill),
             decode=tuple(decode),
@@ -219,6 +255,7 @@ def router(
             curve_keys=None if curve_keys is None else str(curve_keys),
             **{name: value for name, value in limits.items() if value is not None},
         )
+        check_port(host, port)
         run_router(settings)
     except (ValueError, LaunchError) as error:
         fail(str(error), status=2)
@@ -226,7 +263,12 @@ def router(
 
 @app.command()
 def keys(
-    directory: Annotated[Path, typer.Argument(help="The directory to write them to.")],
+    directory: Annotated[
+        Path,
+        typer.Argument(
+            parser=not_empty("DIRECTORY"), metavar="DIRECTORY", help="The directory to write them to."
+        ),
+    ],
 ) -> None:
     """Make the keys that close the side channel to strangers: one pair for the engines, one for routers.
 
@@ -249,7 +291,14 @@ def keys(
 
 @app.command()
 def diagrams(
-    out: Annotated[Path, typer.Argument(help="The directory for the diagrams, in a checkout spec/diagrams.")],
+    out: Annotated[
+        Path,
+        typer.Argument(
+            parser=not_empty("OUT"),
+            metavar="OUT",
+            help="The directory for the diagrams, in a checkout spec/diagrams.",
+        ),
+    ],
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; end with 1 if what is there is stale.")
     ] = False,
@@ -275,7 +324,14 @@ def diagrams(
 
 @app.command()
 def conform(
-    traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="Files, or directories of them.")],
+    traces: Annotated[
+        list[Path],
+        typer.Argument(
+            parser=not_empty("TRACE"),
+            metavar="TRACE...",
+            help="Files, or directories: their files *.jsonl, but not those of directories in them.",
+        ),
+    ],
     running: Annotated[
         bool, typer.Option("--running", help="Let unfinished transfers be: the engines still run.")
     ] = False,
@@ -289,23 +345,24 @@ def conform(
     dfirst conform .demo/traces
     """
     from dfirst.spec.conform import conform as hold
+    from dfirst.spec.conformance.files import why_no_trace
 
     if running and ended:
         fail("--running says that the engines still run, and --ended that all was over: give one", status=2)
+    prepare("--json", json_file)
     try:
         found = hold(traces, running, ended)
+        why = "" if found.lines or found.violation else why_no_trace(traces)
     except OSError as error:
         fail(f"cannot read the traces: {error.filename}: {error.strerror}", status=2)
     if json_file is not None:
-        try:
-            found.write(json_file)
-        except OSError as error:
-            fail(f"--json: {json_file} cannot be written: {error.strerror}", status=2)
+        write("--json", json_file, found.as_json())
     if found.violation is not None:
         fail(found.violation.sentence)
-    if not found.lines:
-        looked = ", ".join(map(str, traces))
-        fail(f"there is no trace in {looked}: no file *.jsonl in a directory, or none with a line", status=2)
+    if why:
+        fail(why, status=2)
+    if not found.transfers:
+        typer.echo("warning: what was looked at holds no transfer, so nothing is said of any", err=True)
     for line in found.words():
         typer.echo(line)
 
@@ -319,9 +376,12 @@ app.command()(simulate)
 
 def read_layout(option: str, text: str) -> "EngineLayout":
     from .engine_options import parse_layout
+    from .host import check_devices
 
     try:
-        return parse_layout(text)
+        layout = parse_layout(text)
+        check_devices(layout.devices)
+        return layout
     except ValueError as error:
         fail(f"{option}: {error}", status=2)
 

@@ -1,14 +1,8 @@
-"""How a command ends that cannot do its work: one sentence, and a status."""
+"""How a command ends where vLLM is missing; any other ending is the programs' of the spec too."""
 
-from typing import NoReturn
+from dfirst.spec.endings import fail
 
-import typer
-
-
-def fail(message: str, status: int = 1) -> NoReturn:
-    """Say what is wrong and end the command."""
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(status)
+__all__ = ["fail", "need_vllm"]
 
 
 def need_vllm() -> None:

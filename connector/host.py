@@ -40,6 +40,17 @@ def device_variable() -> str:
     return "ASCEND_RT_VISIBLE_DEVICES" if find_spec("torch_npu") else "CUDA_VISIBLE_DEVICES"
 
 
+def check_devices(devices: tuple[int, ...]) -> None:
+    """Raise ``ValueError`` in one sentence if engines here cannot have these accelerators."""
+    if devices and runs_on_cpu():
+        named = "+".join(map(str, devices))
+        raise ValueError(
+            f"devices={named} names accelerators, and vLLM runs on the CPU here; leave devices out"
+        )
+    if devices:
+        device_environment(devices, os.environ)
+
+
 def device_environment(devices: tuple[int, ...], environment: Mapping[str, str]) -> dict[str, str]:
     """Picks `devices` by their place among those that `environment` leaves visible."""
     variable = device_variable()

@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from dfirst.spec.given_path import not_empty
+from dfirst.spec.number_option import whole_number
+from dfirst.spec.output_file import prepare
 
 bench = typer.Typer(
     help="Measure what a hand-over costs on this host, side by side with what it is compared with.",
@@ -18,12 +21,20 @@ Quick = Annotated[bool, typer.Option("--quick", help="Fewer rows and rounds.")]
 
 
 @bench.command()
-def copies(quick: Quick = False, json_file: JsonFile = None, plot: Plot = None, only: str = "") -> None:
+def copies(
+    quick: Quick = False,
+    json_file: JsonFile = None,
+    plot: Plot = None,
+    only: Annotated[
+        str, typer.Option(metavar="TEXT", help="The rows whose name holds this text; a wrong one lists them.")
+    ] = "",
+) -> None:
     """Two processes, real engine: the bandwidth of the data path against the engine's own best.
 
     The memory is laid out as KV caches are. Every row is measured in turns with large contiguous copies by
-    the engine alone; --only TEXT picks the rows whose name holds that text.
+    the engine alone.
     """
+    _prepare(json_file, plot)
     from .copies import run
 
     raise typer.Exit(run(quick, only, json_file, plot))
@@ -32,6 +43,7 @@ def copies(quick: Quick = False, json_file: JsonFile = None, plot: Plot = None, 
 @bench.command()
 def core(quick: Quick = False, json_file: JsonFile = None, plot: Plot = None) -> None:
     """The control plane alone: CPU, messages and memory of a transfer; the planner."""
+    _prepare(json_file, plot)
     from .core import run
 
     raise typer.Exit(run(quick, json_file, plot))
@@ -49,13 +61,17 @@ def serve(
         ),
     ] = None,
     tokens: Annotated[
-        list[int] | None, typer.Option(help="Tokens of a prompt. Repeat it; 1000 and 4000 if none.")
+        list[int] | None,
+        whole_number("--tokens", "Tokens of a prompt. Repeat it; 1000 and 4000 if none.", least=1),
     ] = None,
     at_once: Annotated[
-        list[int] | None, typer.Option(help="Requests at once. Repeat it; 1 and 4 if none.")
+        list[int] | None,
+        whole_number("--at-once", "Requests at once. Repeat it; 1 and 4 if none.", least=1),
     ] = None,
-    rounds: Annotated[int, typer.Option(help="How often everything is measured.")] = 3,
-    work_dir: Annotated[Path, typer.Option(help="For the model and logs.")] = Path(".bench"),
+    rounds: Annotated[int, whole_number("--rounds", "How often everything is measured.", least=1)] = 3,
+    work_dir: Annotated[
+        Path, typer.Option(parser=not_empty("--work-dir"), metavar="DIR", help="For the model and logs.")
+    ] = Path(".bench"),
 ) -> None:
     """Real vLLM engines: what a hand-over adds to the time to the first token, and throughput.
 
@@ -63,6 +79,12 @@ def serve(
     installed) take the same loads in turns: 1,000 and 4,000 tokens, 1 and 4 requests at once, and 16 at once
     for the throughput. CPU time is printed beside, since two cores starve each other. Takes some minutes.
     """
+    _prepare(json_file, plot)
     from .serve import run
 
     run(quick, way, tokens, at_once, rounds, work_dir, json_file, plot)
+
+
+def _prepare(json_file: Path | None, plot: Path | None) -> None:
+    prepare("--json", json_file)
+    prepare("--plot", plot, ".svg")

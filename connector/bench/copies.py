@@ -23,6 +23,7 @@ from ...protocol.commands import AcceptPush, StartPull, remote_of
 from ...protocol.messages import TransferKey
 from ...protocol.modes import BLOCKWISE
 from ...protocol.shards import Directory
+from ..endings import fail
 from ..extra_config import ExtraConfig
 from ..json_file import write_json
 from ..rank_loop import StepBegan
@@ -84,6 +85,9 @@ class Far:
 def run(quick: bool, only: str, json_file: Path | None, plot: Path | None) -> int:
     """Measure, print and write; return 1 if a row is below the least that is allowed."""
     chosen = [case for case in cases(quick) if only in case.name]
+    if not chosen:
+        names = "".join(f"\n  {case.name}" for case in cases(quick))
+        fail(f"--only is {only!r}, which no row's name holds; give a part of one of these:{names}", 2)
     size = QUICK_SIZE if quick else SIZE
     console = Console()
     rows: list[Row] = []

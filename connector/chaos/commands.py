@@ -4,15 +4,27 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from dfirst.spec.given_path import not_empty
+from dfirst.spec.number_option import number, whole_number
+from dfirst.spec.output_file import prepare
 
 from ..endings import fail, need_vllm
 
+MOST_MINUTES = 7 * 24 * 60
+
 
 def chaos(
-    seed: Annotated[int, typer.Option(help="The same seed gives the same plan of load and faults.")] = 1,
-    minutes: Annotated[float, typer.Option(min=0.1, help="How long load and faults last.")] = 8.0,
+    seed: Annotated[int, whole_number("--seed", "The same seed gives the same plan of load and faults.")] = 1,
+    minutes: Annotated[
+        float, number("--minutes", "How long load and faults last.", least=0.1, most=MOST_MINUTES)
+    ] = 8.0,
     json_file: Annotated[Path | None, typer.Option("--json", help="The account, as JSON.")] = None,
-    work_dir: Annotated[Path, typer.Option(help="For the model, logs, traces and orders.")] = Path(".chaos"),
+    work_dir: Annotated[
+        Path,
+        typer.Option(
+            parser=not_empty("--work-dir"), metavar="DIR", help="For the model, logs, traces and orders."
+        ),
+    ] = Path(".chaos"),
     keep: Annotated[bool, typer.Option("--keep", help="Keep logs and traces also when all is well.")] = False,
 ) -> None:
     """Break real engines on purpose; end with 1 if an answer, a block or a trace is not as it should be.
@@ -28,6 +40,7 @@ def chaos(
     from .table import print_report
 
     need_vllm()
+    prepare("--json", json_file)
     console = Console()
     settings = ChaosSettings(seed=seed, minutes=minutes, work_dir=work_dir, json_file=json_file, keep=keep)
     try:

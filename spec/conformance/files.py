@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 from dfirst.protocol.trace_lines import EndLine, Line, StartLine
 
+from ..given_path import check_regular
 from .violation import BrokenRule, Violation
 
 _decoder = msgspec.json.Decoder(Line)
@@ -41,10 +42,37 @@ def trace_paths(given: Iterable[Path]) -> list[Path]:
     return list(found.values())
 
 
+def why_no_trace(given: Iterable[Path]) -> str:
+    """Say of files and directories without a single whole line what they are not."""
+    return "there is no trace: " + "; ".join(_what_it_is_not(path) for path in given)
+
+
+def _what_it_is_not(path: Path) -> str:
+    if path.is_dir() and any(path.glob("*.jsonl")):
+        return f"no file *.jsonl in {path} has a whole line"
+    if path.is_dir():
+        inside = [each for each in path.iterdir() if each.is_dir()]
+        hint = (
+            f", only directories, which are not looked into: name them, as in {inside[0]}" if inside else ""
+        )
+        return f"{path} holds no file *.jsonl{hint}"
+    content = path.read_bytes()
+    if not content:
+        return f"{path} is empty"
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return f"{path} is not text"
+    return f"{path} has no whole line, which would end with a newline"
+
+
 def read_trace(path: Path) -> TraceText:
     """Read a file up to the first line that has not the form of a trace. A last line without its end is still
     being written, or its writer was killed: it is left out.
+
+    Raises ``OSError`` for a file that cannot be read.
     """
+    check_regular(path)
     start: StartLine | None = None
     lines: list[tuple[int, Line]] = []
     time = 0.0

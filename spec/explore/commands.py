@@ -1,9 +1,17 @@
 """The commands ``dfirst explore`` and ``dfirst simulate``. What is heavy is imported when they run."""
 
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
+
+from ..endings import fail
+from ..given_path import check_regular, not_empty
+from ..number_option import whole_number
+from ..output_file import prepare
+
+MOST_TRANSFERS = 100_000_000
+"""Of a simulation: more than a day's work."""
 
 
 def explore(
@@ -35,9 +43,14 @@ def explore(
             help="With --mutants: those whose name holds this text. Of a single one the way to it is shown.",
         ),
     ] = "",
-    scenarios: Annotated[Path, typer.Option(help="Where violations are written as scenario files.")] = Path(
-        ".explore"
-    ),
+    scenarios: Annotated[
+        Path,
+        typer.Option(
+            parser=not_empty("--scenarios"),
+            metavar="DIR",
+            help="Where violations are written as scenario files.",
+        ),
+    ] = Path(".explore"),
 ) -> None:
     """Try every interleaving of faults on the real core; end with 1 if a rule is broken.
 
@@ -50,9 +63,8 @@ def explore(
         "--mutants" if mutants else "--replay" if replay is not None else "",
     )
     if mutants and replay is not None:
-        _refuse("--mutants cannot be given with --replay, which makes the mistake that its file names")
-    if json_file is not None and (json_file.is_dir() or not json_file.absolute().parent.is_dir()):
-        _refuse(f"--json: {json_file} cannot be written: name a file in a directory that exists")
+        fail("--mutants cannot be given with --replay, which makes the mistake that its file names", 2)
+    prepare("--json", json_file)
     from rich.console import Console
 
     from .hunting import hunt
@@ -64,15 +76,17 @@ def explore(
         if mutants:
             clean = hunt(only, json_file, scenarios, console)
         elif replay is not None:
+            check_regular(replay)
             clean = replay_file(replay, console)
         else:
             clean = visit(quick, config, json_file, scenarios, console)
     except UnicodeDecodeError:
-        _refuse(f"--replay: {replay} is no scenario file: it is not text")
+        fail(f"--replay: {replay} is no scenario file: it is not text", 2)
     except OSError as error:
-        _refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        option = "" if replay is None else "--replay: "
+        fail(option + (f"{error.filename}: {error.strerror}" if error.filename else str(error)), 2)
     except ValueError as error:
-        _refuse(str(error))
+        fail(str(error), 2)
     if not clean:
         raise typer.Exit(1)
 
@@ -82,19 +96,16 @@ def _check_together(given: dict[str, object], what: str) -> None:
     allowed = {"--mutants": {"--json", "--only"}, "--replay": set()}.get(what, given.keys() - {"--only"})
     strange = [name for name, value in given.items() if value and name not in allowed]
     if strange and what:
-        _refuse(f"{' and '.join(strange)} cannot be given with {what}")
+        fail(f"{' and '.join(strange)} cannot be given with {what}", 2)
     if strange:
-        _refuse(f"{' and '.join(strange)} chooses among mutants: give --mutants too")
-
-
-def _refuse(message: str) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(2)
+        fail(f"{' and '.join(strange)} chooses among mutants: give --mutants too", 2)
 
 
 def simulate(
-    seed: Annotated[int, typer.Option(help="The same seed gives the same run.")] = 1,
-    transfers: Annotated[int, typer.Option(min=1, help="How many transfers to run.")] = 10_000,
+    seed: Annotated[int, whole_number("--seed", "The same seed gives the same run.")] = 1,
+    transfers: Annotated[
+        int, whole_number("--transfers", "How many transfers to run.", least=1, most=MOST_TRANSFERS)
+    ] = 10_000,
 ) -> None:
     """Run many transfers at once over many ranks with random faults; end with 1 if a rule is broken."""
     from rich.console import Console

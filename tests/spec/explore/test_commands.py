@@ -28,7 +28,9 @@ def dfirst(*words: str):
         (["--mutants", "--json", "/dev/null/found.json"], ["--json", "/dev/null/found.json"]),
         (["--config", "nonsense"], ["'nonsense'", "pull-1x1"]),
         (["--mutants", "--only", "nonsense"], ["'nonsense'"]),
-        (["--replay", "/dev/null/some.txt"], ["/dev/null/some.txt", "Not a directory"]),
+        (["--replay", "/dev/null/some.txt"], ["--replay: /dev/null/some.txt", "Not a directory"]),
+        (["--replay", "nofile"], ["--replay: nofile: No such file"]),
+        (["--replay", "/dev/null"], ["--replay: /dev/null: it is no regular file"]),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_is_explored(words: list[str], named: list[str]):
