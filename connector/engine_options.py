@@ -39,6 +39,8 @@ def parse_layout(text: str) -> EngineLayout:
 
 def read_settings(text: str, known: Sequence[str], example: str) -> dict[str, str]:
     """Read `key=value,key=value`; raises ValueError with one sentence that names the part that is wrong."""
+    if not text.strip():
+        raise ValueError(f"{text!r} says nothing of an engine; write {example}")
     values: dict[str, str] = {}
     for part in text.split(","):
         key, equals, value = (piece.strip() for piece in part.partition("="))

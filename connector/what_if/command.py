@@ -7,16 +7,28 @@ from typing import Annotated
 import typer
 from dfirst.protocol.modes import BLOCKWISE, LAYERWISE
 from dfirst.protocol.parallel import CONVENTION_A, CONVENTION_B
+from dfirst.spec.number_option import whole_number
+from dfirst.spec.output_file import prepare, write
 
 from ..endings import fail
 from .question import (
     HEAD_SIZE,
+    MAX_BLOCK_TOKENS,
+    MAX_HEAD_SIZE,
+    MAX_KV_HEADS,
+    MAX_LAYERS,
+    MAX_TOKENS,
+    MAX_TRANSFERS,
     MLA_HEAD_SIZE,
     MLA_LATENT,
     MLA_ROPE,
     TRANSFER_ID,
     VLLM_INTERLEAVE,
     CacheType,
+    Question,
+    check_pieces,
+    read_engine,
+    read_model,
 )
 
 SIZES_HELP = (
@@ -68,21 +80,44 @@ def plan(
         ),
     ] = None,
     block_size: Annotated[
-        int, typer.Option(help="Tokens in a block, as vLLM's --block-size.", rich_help_panel=SIZES)
+        int,
+        whole_number(
+            "--block-size",
+            "Tokens in a block, as vLLM's --block-size.",
+            least=1,
+            most=MAX_BLOCK_TOKENS,
+            panel=SIZES,
+        ),
     ] = 128,
     prefill_block_size: Annotated[
-        int | None, typer.Option(help=BLOCK_HELP.format(side="prefill"), rich_help_panel=SIZES)
+        int | None,
+        whole_number(
+            "--prefill-block-size",
+            BLOCK_HELP.format(side="prefill"),
+            least=1,
+            most=MAX_BLOCK_TOKENS,
+            panel=SIZES,
+        ),
     ] = None,
     decode_block_size: Annotated[
-        int | None, typer.Option(help=BLOCK_HELP.format(side="decode"), rich_help_panel=SIZES)
+        int | None,
+        whole_number(
+            "--decode-block-size",
+            BLOCK_HELP.format(side="decode"),
+            least=1,
+            most=MAX_BLOCK_TOKENS,
+            panel=SIZES,
+        ),
     ] = None,
     interleave: Annotated[
         int | None,
-        typer.Option(
-            help="With context parallelism, the tokens that follow each other on one rank, as vLLM's "
+        whole_number(
+            "--interleave",
+            "With context parallelism, the tokens that follow each other on one rank, as vLLM's "
             "--cp-kv-cache-interleave-size. If not given: a block on each side in convention a, and vLLM's "
             f"own default of {VLLM_INTERLEAVE} in convention b.",
-            rich_help_panel=SIZES,
+            least=1,
+            panel=SIZES,
         ),
     ] = None,
     prefill_layers: Annotated[
@@ -91,21 +126,26 @@ def plan(
     decode_layers: Annotated[
         str | None, typer.Option(metavar="N,N", help="Likewise.", rich_help_panel=SIZES)
     ] = None,
-    layers: Annotated[int, typer.Option(help="Layers with a KV cache.", rich_help_panel=MODEL)] = 61,
+    layers: Annotated[
+        int, whole_number("--layers", "Layers with a KV cache.", least=1, most=MAX_LAYERS, panel=MODEL)
+    ] = 61,
     mla: Annotated[
         bool,
         typer.Option("--mla", help="Multi-head latent attention: one head for all.", rich_help_panel=MODEL),
     ] = False,
     kv_heads: Annotated[
         int | None,
-        typer.Option(help="KV heads of the model (MQA: 1), unless it is MLA.", rich_help_panel=MODEL),
+        whole_number(
+            "--kv-heads",
+            "KV heads of the model (MQA: 1), unless it is MLA.",
+            least=1,
+            most=MAX_KV_HEADS,
+            panel=MODEL,
+        ),
     ] = None,
     head_size: Annotated[
         int | None,
-        typer.Option(
-            help=HEAD_SIZE_HELP,
-            rich_help_panel=MODEL,
-        ),
+        whole_number("--head-size", HEAD_SIZE_HELP, least=1, most=MAX_HEAD_SIZE, panel=MODEL),
     ] = None,
     dtype: Annotated[
         CacheType, typer.Option(help="Of the KV cache.", rich_help_panel=MODEL)
@@ -126,12 +166,16 @@ def plan(
             rich_help_panel=MODEL,
         ),
     ] = False,
-    tokens: Annotated[int, typer.Option(help="Of the prompt.", rich_help_panel=REQUEST)] = 4096,
+    tokens: Annotated[
+        int, whole_number("--tokens", "Of the prompt.", least=1, most=MAX_TOKENS, panel=REQUEST)
+    ] = 4096,
     cached: Annotated[
         int,
-        typer.Option(
-            help="Tokens at its start that the decode engine has already: whole blocks.",
-            rich_help_panel=REQUEST,
+        whole_number(
+            "--cached",
+            "Tokens at its start that the decode engine has already: whole blocks.",
+            least=0,
+            panel=REQUEST,
         ),
     ] = 0,
     mode: Annotated[
@@ -149,9 +193,17 @@ def plan(
     ] = TRANSFER_ID,
     transfers: Annotated[
         int,
-        typer.Option(help="Also count the load over so many random ids.", rich_help_panel=REQUEST),
+        whole_number(
+            "--transfers",
+            "Also count the load over so many random ids.",
+            least=0,
+            most=MAX_TRANSFERS,
+            panel=REQUEST,
+        ),
     ] = 0,
-    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it.", rich_help_panel=OUTPUT)] = None,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg", help="Draw it.", rich_help_panel=OUTPUT)
+    ] = None,
     json_file: Annotated[
         Path | None,
         typer.Option(
@@ -173,31 +225,18 @@ def plan(
     together.
     """
     from . import answer, drawing, notes, tables
-    from .question import (
-        MAX_LAYERS,
-        MAX_TOKENS,
-        MAX_TRANSFERS,
-        Question,
-        check_number,
-        read_engine,
-        read_model,
-    )
     from .work_out import WhatIf
 
+    if not transfer_id:
+        fail("--transfer-id is '', which no transfer is called; give another one, or leave it out", 2)
+    to_stdout = json_file == Path("-")
+    if svg is not None and json_file is not None and svg.resolve() == json_file.resolve():
+        fail(f"--svg and --json are both {svg}; give each its own file", 2)
+    prepare("--svg", svg, ".svg")
+    prepare("--json", None if to_stdout else json_file)
     try:
-        for option, value, least, most in (
-            ("--tokens", tokens, 1, MAX_TOKENS),
-            ("--cached", cached, 0, tokens),
-            ("--transfers", transfers, 0, MAX_TRANSFERS),
-            ("--layers", layers, 1, MAX_LAYERS),
-            ("--kv-heads", kv_heads, 1, None),
-            ("--head-size", head_size, 1, None),
-            ("--block-size", block_size, 1, None),
-            ("--prefill-block-size", prefill_block_size, 1, None),
-            ("--decode-block-size", decode_block_size, 1, None),
-            ("--interleave", interleave, 1, None),
-        ):
-            check_number(option, value, least, most)
+        if cached > tokens:
+            raise ValueError(f"--cached is {cached}; give a whole number of at most {tokens}, as --tokens is")
         question = Question(
             prefill=read_engine(
                 "prefill",
@@ -224,29 +263,21 @@ def plan(
             heads_outside=kv_layout is KvLayout.HND,
             whole_blocks=whole_blocks,
         )
+        check_pieces(question)
         found = WhatIf(question).answer(with_copies=json_file is not None)
     except ValueError as error:
         fail(str(error), 2)
     for note in notes.notes(question, convention_given=convention is not None):
         typer.echo(f"note: {note}", err=True)
-    to_stdout = json_file == Path("-")
     if to_stdout:
         typer.echo(answer.encode(found), nl=False)
     elif json_file is not None:
-        _write("--json", json_file, answer.encode(found))
+        write("--json", json_file, answer.encode(found))
     if svg is not None and found.refusal is None:
-        _write("--svg", svg, drawing.svg(found))
+        write("--svg", svg, drawing.svg(found))
     if found.refusal is not None:
         fail(found.refusal, 1)
     if not to_stdout:
         from rich.console import Console
 
         tables.show(found, Console())
-
-
-def _write(option: str, file: Path, content: bytes) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(content)
-    except OSError as error:
-        fail(f"{option}: {file} cannot be written: {error.strerror}", 2)

@@ -22,7 +22,11 @@ VLLM_INTERLEAVE = 1
 TRANSFER_ID = "what-if"
 MAX_TOKENS = 2**24
 """Of a prompt: more than any model takes, and what is worked out in seconds."""
+MAX_PIECES = 2**20
+"""Of a prompt on one side: each is a row of what is worked out, and with these it takes seconds."""
 MAX_LAYERS = 2**13
+MAX_KV_HEADS, MAX_HEAD_SIZE, MAX_BLOCK_TOKENS = 2**12, 2**16, 2**16
+"""More than any model has; within these no number of bytes is beyond 64 bits."""
 MAX_TRANSFERS = 100_000
 
 
@@ -84,12 +88,18 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """Whether tokens cannot be cut out of a block, as in vLLM's attention on CPUs."""
 
 
-def check_number(option: str, value: int | None, least: int, most: int | None = None) -> None:
-    """Raise ``ValueError`` in one sentence for a number too small or too large; None was not given."""
-    if value is not None and value < least:
-        raise ValueError(f"{option} is {value}; give a whole number of at least {least}")
-    if value is not None and most is not None and value > most:
-        raise ValueError(f"{option} is {value}; give a whole number of at most {most}")
+def check_pieces(question: Question) -> None:
+    """Raise ``ValueError`` in one sentence if the prompt falls into more pieces than are worked out."""
+    for name, side in (("prefill", question.prefill), ("decode", question.decode)):
+        splits = side.sizes.cp_size > 1
+        tokens = min(side.block_tokens, side.interleave) if splits else side.block_tokens
+        pieces = -(-question.prompt_tokens // tokens)
+        if pieces > MAX_PIECES:
+            options = "--tokens, or a larger --block-size" + (" and --interleave" if splits else "")
+            raise ValueError(
+                f"--tokens is {question.prompt_tokens}, {pieces} pieces of {tokens} on the {name} side, and "
+                f"{MAX_PIECES} are the most that is worked out; give fewer {options}"
+            )
 
 
 def read_model(

@@ -23,6 +23,8 @@ from .question import EngineQuestion, Question
 
 SEED = 1
 """Of the random transfer ids: the same question has the same answer."""
+MAX_COPIES, MAX_LISTED = 2**27, 2**22
+"""Of a layer, over all legs: to count that many takes some ten seconds, to list so many some gigabytes."""
 
 
 class WhatIf:
@@ -32,7 +34,7 @@ class WhatIf:
         self.question = question
         self.prefill = _Engine("prefill", question, question.prefill)
         self.decode = _Engine("decode", question, question.decode)
-        self._moved: dict[Leg, Copies] = {}
+        self._copied = 0
 
     def answer(self, *, with_copies: bool) -> PlanAnswer:
         """``with_copies``: whether every copy is listed, or only counted."""
@@ -64,6 +66,7 @@ class WhatIf:
     def _leg(self, leg: Leg, *, with_copies: bool) -> LegAnswer:
         source, target = self._shards(leg)
         moved = self._copies(leg)
+        self._bound(moved, MAX_LISTED if with_copies else MAX_COPIES)
         ranges = _ranges(source, target, self._wanted())
         return LegAnswer(
             prefill_rank=leg.prefill_rank,
@@ -85,18 +88,24 @@ class WhatIf:
 
     def _copies(self, leg: Leg) -> Copies:
         """The copies of one layer: they are the same in all, and in every transfer that has this leg."""
-        if leg not in self._moved:
-            source, target = self._shards(leg)
-            self._moved[leg] = copies(
-                leg,
-                source,
-                target,
-                self.prefill.block_ids,
-                self.decode.block_ids,
-                self._wanted(),
-                layers=leg.layers[:1],
+        source, target = self._shards(leg)
+        return copies(
+            leg,
+            source,
+            target,
+            self.prefill.block_ids,
+            self.decode.block_ids,
+            self._wanted(),
+            layers=leg.layers[:1],
+        )
+
+    def _bound(self, moved: Copies, most: int) -> None:
+        self._copied += len(moved)
+        if self._copied > most:
+            raise ValueError(
+                f"--tokens is {self.question.prompt_tokens}, which takes more than {most} copies of a layer "
+                "here, too many to work out" + (" with --json" if most == MAX_LISTED else "") + "; give fewer"
             )
-        return self._moved[leg]
 
     def _prefill_side(self, plan: RequestPlan, legs: list[LegAnswer]) -> SideAnswer:
         owns = self.question.mode == BLOCKWISE

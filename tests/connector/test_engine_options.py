@@ -22,7 +22,7 @@ def test_layouts_that_work(text: str, layout: EngineLayout) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "'' in '' is not of the form key=value; write tp=2,dp=1"),
+        ("", "'' says nothing of an engine; write tp=2,dp=1"),
         ("2", "'2' in '2' is not of the form key=value"),
         ("tp=", "'tp=' in 'tp=' is not of the form key=value"),
         ("tp=2,", "'' in 'tp=2,' is not of the form key=value"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from dfirst.connector.cli import app
+from dfirst.connector.what_if import work_out
 from dfirst.connector.what_if.answer import LegAnswer, PlanAnswer, SideAnswer
 from dfirst.connector.what_if.tables import show
 from rich.console import Console
@@ -287,6 +288,29 @@ def test_a_pair_that_cannot_work_is_refused_in_one_sentence(tmp_path: Path) -> N
         ("tp=2", ["--mla", "--transfers", "1000000000"], ["--transfers is 1000000000", "at most"]),
         ("tp=2", ["--mla", "--layers", "1000000"], ["--layers is 1000000", "at most"]),
         ("tp=8,pcp=1000000000", ["--mla"], ["--prefill", "8000000000 ranks", "1024"]),
+        ("tp=2", ["--mla", "--tokens", "x"], ["--tokens is 'x'", "at least 1 and at most 16777216"]),
+        (
+            "tp=2",
+            ["--mla", "--head-size", "999999999999999"],
+            ["--head-size is 999999999999999", "at most 65536"],
+        ),
+        ("tp=2", ["--mla", "--block-size", "99999999999"], ["--block-size is 99999999999", "at most 65536"]),
+        ("tp=2", ["--mla", "--decode-block-size", "0"], ["--decode-block-size is 0", "at least 1"]),
+        ("tp=2", ["--kv-heads", "5000"], ["--kv-heads is 5000", "at most 4096"]),
+        (
+            "tp=2",
+            ["--mla", "--tokens", "16777216", "--block-size", "1"],
+            ["--tokens is 16777216", "16777216 pieces of 1 on the prefill side", "--block-size"],
+        ),
+        (
+            "tp=2,dcp=2",
+            ["--mla", "--tokens", "16777216", "--interleave", "1"],
+            ["--tokens is 16777216", "pieces of 1 on the prefill side", "--interleave"],
+        ),
+        ("", ["--mla"], ["--prefill: '' says nothing of an engine; write tp=8"]),
+        ("tp=2", ["--mla", "--transfer-id", ""], ["--transfer-id is ''"]),
+        ("tp=2", ["--mla", "--svg", "x.png"], ["--svg is x.png", "end its name in .svg"]),
+        ("tp=2", ["--mla", "--svg", "x.svg", "--json", "./x.svg"], ["--svg and --json are both x.svg"]),
         ("tp=2", ["--mla", "--convention", "c"], ["--convention", "'c'"]),
         ("tp=2", ["--mla", "--json", "/dev/null/plan.json"], ["--json", "/dev/null/plan.json"]),
     ],
@@ -326,6 +350,17 @@ def test_the_interleave_of_an_engine_is_shown_and_is_vllms_own_in_convention_b()
     assert "interleave 128; 4 ranks" in plan("tp=4,dcp=2", "tp=2", *words).stdout
     assert "interleave 1; 4 ranks" in plan("tp=4,dcp=2", "tp=2", *words, "--convention", "b").stdout
     assert "interleave" not in plan("tp=4", "tp=2", *words).stdout
+
+
+def test_more_copies_than_can_be_listed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work_out, "MAX_LISTED", 100)
+    words = [*GQA, "--tokens", "101"]
+    assert plan("tp=2", "tp=1", *words).exit_code == 0
+    result = plan("tp=2", "tp=1", *words, "--json", "-")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    for word in ("--tokens is 101", "more than 100 copies of a layer", "with --json"):
+        assert word in result.stderr
 
 
 def test_the_readme_shows_what_is_printed() -> None:
