@@ -52,9 +52,7 @@ def _what_it_is_not(path: Path) -> str:
         return f"no file *.jsonl in {path} has a whole line"
     if path.is_dir():
         inside = [each for each in path.iterdir() if each.is_dir()]
-        hint = (
-            f", only directories, which are not looked into: name them, as in {inside[0]}" if inside else ""
-        )
+        hint = f"; directories in it are not looked into: name them, as in {inside[0]}" if inside else ""
         return f"{path} holds no file *.jsonl{hint}"
     content = path.read_bytes()
     if not content:

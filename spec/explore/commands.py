@@ -74,6 +74,8 @@ def explore(
     console = Console()
     try:
         if mutants:
+            if json_file is not None and json_file.exists():
+                check_regular(json_file)
             clean = hunt(only, json_file, scenarios, console)
         elif replay is not None:
             check_regular(replay)
@@ -83,8 +85,8 @@ def explore(
     except UnicodeDecodeError:
         fail(f"--replay: {replay} is no scenario file: it is not text", 2)
     except OSError as error:
-        option = "" if replay is None else "--replay: "
-        fail(option + (f"{error.filename}: {error.strerror}" if error.filename else str(error)), 2)
+        named = {"--replay": replay, "--json": json_file, "--scenarios": scenarios}
+        fail(_where(error, named) + (error.strerror or str(error)), 2)
     except ValueError as error:
         fail(str(error), 2)
     if not clean:
@@ -99,6 +101,15 @@ def _check_together(given: dict[str, object], what: str) -> None:
         fail(f"{' and '.join(strange)} cannot be given with {what}", 2)
     if strange:
         fail(f"{' and '.join(strange)} chooses among mutants: give --mutants too", 2)
+
+
+def _where(error: OSError, named: dict[str, Path | None]) -> str:
+    """Name the file that an error is about, and the option by which it was given."""
+    if error.filename is None:
+        return ""
+    file = Path(error.filename)
+    options = [option for option, path in named.items() if path is not None and path in (file, *file.parents)]
+    return f"{options[0]}: {file}: " if options else f"{file}: "
 
 
 def simulate(

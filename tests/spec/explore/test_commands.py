@@ -30,6 +30,7 @@ def dfirst(*words: str):
         (["--mutants", "--only", "nonsense"], ["'nonsense'"]),
         (["--replay", "/dev/null/some.txt"], ["--replay: /dev/null/some.txt", "Not a directory"]),
         (["--replay", "nofile"], ["--replay: nofile: No such file"]),
+        (["--mutants", "--json", "/dev/null"], ["--json: /dev/null: it is no regular file"]),
         (["--replay", "/dev/null"], ["--replay: /dev/null: it is no regular file"]),
     ],
 )
