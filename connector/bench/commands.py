@@ -50,6 +50,20 @@ def core(quick: Quick = False, json_file: JsonFile = None, plot: Plot = None) ->
 
 
 @bench.command()
+def layers(quick: Quick = False, json_file: JsonFile = None, plot: Plot = None) -> None:
+    """Layer-wise, two processes, real engine: what is unsent when the last layer is computed, and what the
+    forward pass pays for the push.
+
+    The forward pass multiplies matrices on one thread, four times as long as the engine alone takes for the
+    bytes, in turns with a push and without one.
+    """
+    _prepare(json_file, plot)
+    from .layers import run
+
+    raise typer.Exit(run(quick, json_file, plot))
+
+
+@bench.command()
 def serve(
     quick: Quick = False,
     json_file: JsonFile = None,

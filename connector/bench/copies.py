@@ -5,12 +5,10 @@ large contiguous copies of as many bytes by the engine alone, between the same p
 after.
 """
 
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +27,12 @@ from ..json_file import write_json
 from ..rank_loop import StepBegan
 from ..step import StepMetadata
 from .bars import bars
-from .copies_cases import LAYERS, Case, cases
+from .copies_cases import Case, cases
 from .copies_content import content
 from .copies_prefill import serve
 from .copies_rank import directory_of, open_rank, wait_received
 from .copies_reference import PIECES, Reference
+from .far import Far
 
 STAGING_BYTES = ExtraConfig().staging_bytes
 SIZE, QUICK_SIZE = 64 << 20, 32 << 20
@@ -54,32 +53,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     target: float
     cpu_seconds_per_gb: float
     engine_cpu_seconds_per_gb: float
-
-
-class Far:
-    """The prefill process."""
-
-    def __init__(self, size: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._here, there = context.Pipe()
-        self._process = context.Process(target=serve, args=(there, size), daemon=True)
-        self._process.start()
-        there.close()
-
-    def __call__(self, name: str, *arguments: object) -> Any:
-        connection: Connection = self._here
-        connection.send((name, arguments))
-        try:
-            return connection.recv()
-        except EOFError as error:
-            raise RuntimeError(f"the prefill process ended at {name}; what it said is above") from error
-
-    def end(self) -> None:
-        """Let it go."""
-        self._here.close()
-        self._process.join(10)
-        if self._process.is_alive():
-            self._process.kill()
 
 
 def run(quick: bool, only: str, json_file: Path | None, plot: Path | None) -> int:
@@ -130,7 +103,7 @@ class Bench:
     """Both processes and the engine alone between them."""
 
     def __init__(self, size: int) -> None:
-        self.far = Far(size)
+        self.far = Far(serve, size)
         self.memory = np.zeros(size, dtype=np.uint8)
         self.memory[:] = 1
         self._reference = Reference(self.memory)
@@ -230,7 +203,7 @@ class _Pair:
         self._far = far
         self._tokens = blocks * case.block_size
         self._from, self._to = case.table(blocks, 1), case.table(blocks, 2)
-        self.bytes = LAYERS * self._tokens * case.content_bytes * case.moved_heads
+        self.bytes = case.moved_bytes(blocks)
 
     @property
     def piece_bytes(self) -> int:

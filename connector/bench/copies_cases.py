@@ -35,6 +35,7 @@ class Case:
     scattered: bool = True
     target: float = 0.9
     """The least ratio that is asked for."""
+    layers: int = LAYERS
 
     @property
     def block_bytes(self) -> int:
@@ -47,12 +48,16 @@ class Case:
 
     def blocks(self, size: int) -> int:
         """Blocks of a prompt whose cache takes about ``size`` bytes, of all heads and layers that move."""
-        return max(size // (LAYERS * self.block_size * self.content_bytes * self.moved_heads), 1)
+        return max(size // (self.layers * self.block_size * self.content_bytes * self.moved_heads), 1)
 
     @property
     def moved_heads(self) -> int:
         """Heads that the decode ranks of this bench hold between them."""
         return self.heads_of(self.decode_tp) * len(self.decode_ranks)
+
+    def moved_bytes(self, blocks: int) -> int:
+        """Bytes of a prompt of so many blocks that move in this bench."""
+        return self.layers * blocks * self.block_size * self.content_bytes * self.moved_heads
 
     @property
     def prefill_ranks(self) -> range:
@@ -66,7 +71,7 @@ class Case:
 
     def bytes_of_rank(self, tp: int, blocks: int) -> int:
         """Bytes of a rank's caches."""
-        return LAYERS * SPREAD * blocks * self.block_size * self.content_bytes * self.heads_of(tp)
+        return self.layers * SPREAD * blocks * self.block_size * self.content_bytes * self.heads_of(tp)
 
     def shard(self, tp: int, rank: int, base: int, blocks: int) -> Shard:
         """Return a rank's shard, its caches one behind the other from ``base`` on."""
@@ -91,7 +96,7 @@ class Case:
                     content,
                     tokens_sliceable=True,
                 )
-                for layer in range(LAYERS)
+                for layer in range(self.layers)
             ),
         )
 

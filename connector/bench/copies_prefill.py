@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -94,7 +94,11 @@ class Prefill:
 
 def serve(connection: Connection, size: int) -> None:
     """Answer calls until the other side is gone."""
-    prefill = Prefill(size)
+    answer_calls(Prefill(size), connection)
+
+
+def answer_calls(prefill: Prefill, connection: Connection) -> NoReturn:
+    """Call what the other side names, until it is gone."""
     while True:
         try:
             name, arguments = connection.recv()

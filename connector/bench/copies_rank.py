@@ -19,7 +19,7 @@ from ..side_channel import SideChannel
 from ..staging import open_staging
 from ..step import Chunk, StepMetadata
 from ..trace import Tracer
-from .copies_cases import LAYERS, Case
+from .copies_cases import Case
 
 HOST = "127.0.0.1"
 POLL_SECONDS = 0.0005
@@ -39,7 +39,7 @@ class BenchRank:
         """Do what vLLM's worker does in a step; a chunk's layers are computed at once."""
         self.loop.post(StepBegan(StepMetadata(commands=commands, chunks=chunks)))
         if chunks:
-            for layer in range(LAYERS):
+            for layer in sorted(self.entry.shard.layers):
                 self.loop.post(Layer(layer))
             self.loop.post(StepEnded())
 
@@ -50,11 +50,18 @@ class BenchRank:
 
 
 def open_rank(
-    name: str, case: Case, tp: int, number: int, address: int, blocks: int, staging_bytes: int
+    name: str,
+    case: Case,
+    tp: int,
+    number: int,
+    address: int,
+    blocks: int,
+    staging_bytes: int,
+    engine_class: type[MooncakeEngine] = MooncakeEngine,
 ) -> BenchRank:
     """Start a rank whose caches lie at ``address``."""
     timing = Timing()
-    engine = MooncakeEngine(HOST, "tcp", timing.copy_timeout_seconds, timing.quarantine_seconds)
+    engine = engine_class(HOST, "tcp", timing.copy_timeout_seconds, timing.quarantine_seconds)
     ranges = [(address, case.bytes_of_rank(tp, blocks))]
     engine.register(ranges)
     staging = open_staging(engine, ranges, staging_bytes)

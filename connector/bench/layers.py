@@ -1,0 +1,222 @@
+"""``dfirst bench layers``: what a layer-wise push hides behind a forward pass, and what it costs it.
+
+A forward pass that really computes, on one thread, is timed with a push and without one, in turns. It lasts
+several times as long as the engine alone needs for the bytes, as prefill does wherever it pays to hand over.
+"""
+
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from ...protocol.commands import AcceptPush, remote_of
+from ...protocol.messages import TransferKey
+from ...protocol.modes import LAYERWISE
+from ...protocol.shards import Directory
+from ..extra_config import ExtraConfig
+from ..json_file import write_json
+from ..rank_loop import StepBegan
+from ..step import StepMetadata
+from .bars import bars
+from .copies_cases import HEAD_BYTES, KIB, Case
+from .copies_content import content
+from .copies_rank import BenchRank, directory_of, open_rank, wait_received
+from .copies_reference import Reference
+from .far import Far
+from .layers_prefill import Pass, Pushed, serve
+
+SIZE, QUICK_SIZE = 64 << 20, 32 << 20
+ROUNDS, QUICK_ROUNDS = 9, 3
+COMPUTE_SHARE = 4.0
+"""A forward pass takes so many times what the engine alone takes for its bytes."""
+MOST_UNSENT, MOST_FORWARD = 0.15, 1.05
+STAGING_BYTES = ExtraConfig().staging_bytes
+
+
+@dataclass(frozen=True)
+class LayersCase:
+    """A layout, and in how many steps the prompt is computed."""
+
+    case: Case
+    chunks: int = 1
+
+    @property
+    def name(self) -> str:
+        steps = "" if self.chunks == 1 else f", {self.chunks} chunks"
+        return f"{self.case.layers} layers{steps}, {self.case.name}"
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One layout, medians of all rounds."""
+
+    name: str
+    bytes: int
+    unsent: float
+    """Share of the bytes that had not arrived when the last layer was computed."""
+    tail_seconds: float
+    """From then until the decode side reports the whole prompt."""
+    forward_seconds: float
+    """Without a push."""
+    ratio: float
+    """Wall time of the forward pass with a push over that without one."""
+    cpu_ratio: float
+    """The same of the forward thread's CPU time."""
+
+
+def layers_cases(quick: bool) -> list[LayersCase]:
+    """Return the rows."""
+
+    def equal(layers: int) -> Case:
+        name = "TP 1 to 1, 16 tokens, 64 KiB, scattered"
+        return Case(name, LAYERWISE, 16, 1, 64 * KIB // 16, layers=layers)
+
+    inside = Case(
+        "TP 2 to 4, 16 tokens, heads inside, scattered", LAYERWISE, 16, 8, HEAD_BYTES, 2, 4, heads_inside=True
+    )
+    found = [LayersCase(equal(8)), LayersCase(inside)]
+    if not quick:
+        found += [LayersCase(equal(8), 4), LayersCase(equal(32)), LayersCase(equal(32), 4)]
+    return found
+
+
+def run(quick: bool, json_file: Path | None, plot: Path | None) -> int:
+    """Measure, print and write; return 1 if anything is above what is asked for."""
+    chosen, size = layers_cases(quick), QUICK_SIZE if quick else SIZE
+    console = Console()
+    bench = _Bench(max(_memory(one.case, size) for one in chosen))
+    try:
+        rows = [bench.row(one, size, QUICK_ROUNDS if quick else ROUNDS) for one in chosen]
+    finally:
+        bench.far.end()
+    console.print(_table(rows))
+    if json_file is not None:
+        write_json(json_file, {"rows": rows})
+    if plot is not None:
+        named = [(row.name, row.unsent, MOST_UNSENT) for row in rows]
+        plot.write_text(bars("Unsent when the last layer is computed", named))
+    return int(any(row.unsent > MOST_UNSENT or row.ratio > MOST_FORWARD for row in rows))
+
+
+def _memory(case: Case, size: int) -> int:
+    ranks = max(len(case.prefill_ranks), len(case.decode_ranks))
+    tp = min(case.prefill_tp, case.decode_tp)
+    return max(case.bytes_of_rank(tp, case.blocks(size)) * ranks, size)
+
+
+class _Bench:
+    """Both processes."""
+
+    def __init__(self, size: int) -> None:
+        self.far = Far(serve, size)
+        self._memory = np.zeros(size, dtype=np.uint8)
+        self._memory[:] = 1
+        self._reference = Reference(self._memory)
+        self._serial = 0
+
+    def row(self, one: LayersCase, size: int, rounds: int) -> Row:
+        """Measure one layout."""
+        case = one.case
+        blocks = case.blocks(size)
+        self.far("open", case, blocks, STAGING_BYTES)
+        stride = case.bytes_of_rank(case.decode_tp, blocks)
+        base = self._memory.ctypes.data
+        ranks = [
+            open_rank("D", case, case.decode_tp, number, base + number * stride, blocks, STAGING_BYTES)
+            for number in case.decode_ranks
+        ]
+        try:
+            decode = directory_of("D", case, case.decode_tp, ranks, blocks)
+            for rank in ranks:
+                rank.loop.post(StepBegan(StepMetadata(directory=decode)))
+            return self._measured(one, blocks, ranks, decode, rounds)
+        finally:
+            for rank in ranks:
+                rank.close()
+            self.far("close")
+
+    def _measured(
+        self, one: LayersCase, blocks: int, ranks: list[BenchRank], decode: Directory, rounds: int
+    ) -> Row:
+        moved = one.case.moved_bytes(blocks)
+        seconds = COMPUTE_SHARE * self._engine_alone(moved) / (one.case.layers * one.chunks)
+        self.far("set_layer_seconds", seconds)
+        self._pushed(one, blocks, ranks, decode)  # first contact, and the pages are touched
+        alone: list[Pass] = []
+        pushed: list[tuple[Pass, float]] = []
+        for _ in range(rounds):
+            alone.append(self._forward(one, None))
+            pushed.append(self._pushed(one, blocks, ranks, decode))
+        alone.append(self._forward(one, None))
+        self._check(one.case, blocks, ranks)
+        return Row(
+            name=one.name,
+            bytes=moved,
+            unsent=statistics.median(1 - each.sent_bytes / moved for each, _ in pushed),
+            tail_seconds=statistics.median(tail for _, tail in pushed),
+            forward_seconds=statistics.median(each.wall for each in alone),
+            ratio=statistics.median(each.wall for each, _ in pushed)
+            / statistics.median(each.wall for each in alone),
+            cpu_ratio=statistics.median(each.cpu for each, _ in pushed)
+            / statistics.median(each.cpu for each in alone),
+        )
+
+    def _engine_alone(self, size: int) -> float:
+        here = (self._reference.data_address, self._memory.ctypes.data)
+        return min(self.far("reference_write", *here, size, 4 << 20) for _ in range(3))
+
+    def _forward(self, one: LayersCase, pushed: Pushed | None) -> Pass:
+        found: Pass = self.far("forward", one.case.layers, one.chunks, pushed)
+        return found
+
+    def _pushed(
+        self, one: LayersCase, blocks: int, ranks: list[BenchRank], decode: Directory
+    ) -> tuple[Pass, float]:
+        """Return the pass, and the seconds from its end to the last decode rank's report."""
+        self._serial += 1
+        key = TransferKey(f"layers-{self._serial}", 0)
+        tokens = blocks * one.case.block_size
+        accept = AcceptPush(
+            key=key,
+            request_id=key.transfer_id,
+            block_ids=one.case.table(blocks, 2),
+            prompt_tokens=tokens,
+            cached_tokens=0,
+        )
+        for rank in ranks:
+            rank.step(accept)
+        prompt = Pushed(key, remote_of(decode), one.case.table(blocks, 1), tokens)
+        forward = self._forward(one, prompt)
+        wait_received(ranks, key)
+        return forward, max(0.0, time.perf_counter() - forward.ended_at)
+
+    def _check(self, case: Case, blocks: int, ranks: list[BenchRank]) -> None:
+        for rank in ranks:
+            here = rank.entry.shard
+            got = content(self._memory, here, case.table(blocks, 2), range(here.kv_head_count))
+            wanted = self.far("content", case.table(blocks, 1), here.first_kv_head, here.kv_head_count)
+            if not np.array_equal(got, wanted):
+                raise RuntimeError(f"{case.name}: bytes on decode rank {rank.entry.rank} are not those of P")
+
+
+def _table(rows: list[Row]) -> Table:
+    title = f"Layer-wise; asked for: unsent at most {MOST_UNSENT:g}, forward pass at most {MOST_FORWARD:g}"
+    table = Table(title=title)
+    columns = ("layout", "MiB", "unsent", "then until received", "forward alone", "with push", "its CPU")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "layout" else "right")
+    for row in rows:
+        table.add_row(
+            row.name,
+            f"{row.bytes / 2**20:.0f}",
+            f"{row.unsent:.3f}",
+            f"{row.tail_seconds * 1e3:.1f} ms",
+            f"{row.forward_seconds * 1e3:.0f} ms",
+            f"{row.ratio:.3f}",
+            f"{row.cpu_ratio:.3f}",
+        )
+    return table
