@@ -7,7 +7,7 @@ from ..hosts import is_host
 
 LIKE = "http://host:8100"
 _PORTS = {"http": 80, "https": 443}
-_USER = re.compile(r"//[^/]*@")
+_USER = re.compile(r"//.*@")
 _PLACE = re.compile(r"(\[[^\[\]]+\]|[^\[\]:]+)(:[^:]*)?")
 _IPV6 = re.compile(r"[\[\]]|//[0-9a-fA-F]*:[0-9a-fA-F]*:")
 
@@ -40,7 +40,7 @@ def _checked(option: str, url: str) -> SplitResult:
         raise ValueError(f"{start} is no address: {_hint(url)}") from None
     if parts.scheme not in _PORTS:
         raise ValueError(f"{start} is no address: {_hint(url)}")
-    if "@" in parts.netloc:
+    if "@" in url:
         raise ValueError(f"{start} holds a user or a password, which the router would show: leave them out")
     if not _PLACE.fullmatch(parts.netloc) or not is_host(parts.hostname or ""):
         raise ValueError(f"{start} is no address: {_hint(url)}")

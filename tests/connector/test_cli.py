@@ -106,7 +106,9 @@ def test_an_engine_is_named_once() -> None:
     assert "--decode 'HTTP://127.0.0.1:8200/' is named twice" in result.stderr
 
 
-@pytest.mark.parametrize("url", ["http://user:secret@p:8100", "http://user:secret@[::1"])
+@pytest.mark.parametrize(
+    "url", ["http://user:secret@p:8100", "http://user:secret@[::1", "http://u:/secret@p"]
+)
 def test_a_password_is_refused_and_not_shown(url: str) -> None:
     result = dfirst("router", "--prefill", url, *D)
     assert result.exit_code == 2
