@@ -34,14 +34,13 @@ class CostModel:
     def staging_pays(self, runs: int, size: int, part_bytes: int) -> bool:
         """Return whether ``size`` bytes in ``runs`` runs are better staged, in parts of ``part_bytes``.
 
-        One part is gathered and another scattered while a third is sent. That hides most of it, not all: the
-        processors are shared, and before the first part and after the last one nothing hides it.
+        One part is gathered and another scattered while a third is sent, but where the processors have enough
+        to do with sending, as over TCP, that hides nothing: both are counted in full.
         """
         parts = -(-size // part_bytes)
-        first = min(size, part_bytes)
         direct = runs * self.descriptor + size * self.byte
-        staged = parts * (self.descriptor + self.part) + size * self.byte + 2 * first * self.copied_byte
-        return staged + 0.25 * size * self.copied_byte < direct
+        staged = parts * (self.descriptor + self.part) + size * self.byte + 2 * size * self.copied_byte
+        return staged < direct
 
 
 def measure(

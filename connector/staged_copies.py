@@ -1,8 +1,8 @@
 """One job's copies by way of staging: gathered on one side, sent in long runs, scattered on the other.
 
-The copies go in parts, and several are under way at once, each in a place of its own: while one is sent, the
+The copies go in parts, and several are under way at once, each in a place of its own: while two are sent, the
 next one is gathered and the last one scattered, on whichever side these are done. A place is used again only
-when its part is through.
+when its part is through. Two are sent, so that the wire does not wait for the thread that looks after it.
 
 Whatever happens, a batch that was begun is waited for before anything else: an exception, a stop and the end
 of the lease leave nothing in flight on this side. What the owner works on holds the owner's blocks by itself.
@@ -10,7 +10,9 @@ of the lease leave nothing in flight on this side. What the owner works on holds
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,12 +25,16 @@ PATIENCE_SECONDS = 3.0
 """For how long a reader waits for a part before it reads directly: three questions may be lost by then. A
 writer cannot choose: its bytes are in the owner's slot already.
 """
+IN_FLIGHT = 2
+"""Parts that are sent at the same time; fewer than there are places."""
 Ask = Callable[[int, bytes, bytes], None]
 """Want a part of the owner: place, its addresses and its lengths, packed."""
 
 
 class Batches(Protocol):
-    """One run at a time with one peer. Nothing moves any more when ``finish`` returns."""
+    """Batches of one run each with one peer, finished in the order in which they were begun. Nothing of a
+    batch moves any more when ``finish`` returns; each one must be finished.
+    """
 
     def begin(self, local: int, remote: int, length: int, /) -> object: ...
     def finish(self, batch: object, length: int, /) -> bool: ...
@@ -53,6 +59,11 @@ class Answers:
         """A part is about to be asked for."""
         with self._changed:
             self._outstanding.add(place)
+
+    def is_due(self, place: int) -> bool:
+        """Return whether something is outstanding in a place: ``wait`` would not return at once."""
+        with self._changed:
+            return place in self._outstanding
 
     def take(self, place: int, slot: Slot | None) -> None:
         """Note an answer."""
@@ -102,6 +113,16 @@ class _Part:
         return joined(self.copies.target_addresses, self.copies.lengths)
 
 
+@dataclass(frozen=True, eq=False)
+class _Flight:
+    """A part that is being sent."""
+
+    number: int
+    part: _Part
+    place: int
+    batch: object
+
+
 class StagedCopies:
     """The staged copies of one job. All methods run on its peer's thread."""
 
@@ -113,6 +134,7 @@ class StagedCopies:
         self._batches = batches
         self._ask = ask
         self._next = 0
+        self._flying: deque[_Flight] = deque()
         self.answers = answers
         self.bytes = 0
         """Of parts that are through on this side."""
@@ -125,28 +147,25 @@ class StagedCopies:
         parts = [_Part(part) for part in whole.split(MAX_RUNS, self._place_bytes)]
         for place, part in enumerate(parts[:PLACES]):
             self._want(place, part.source)
-        landed: _Part | None = None
-        for number, part in enumerate(parts):
-            place = number % PLACES
-            staged = self.answers.wait(place, PATIENCE_SECONDS)
-            slot = self.answers.slot
-            if not staged or slot is None:
-                self._scatter(landed, own_slot, number - 1)
-                return _rest(parts[number:])
-            if not may_start():
-                raise Stopped
-            here, length = own_slot + place * self._place_bytes, part.copies.bytes
-            batch = self._batches.begin(here, slot.place(place), length)
-            try:
-                self._scatter(landed, own_slot, number - 1)
-            finally:
-                copied = self._batches.finish(batch, length)
-            if not copied:
-                raise Stopped
-            if number + PLACES < len(parts):
-                self._want(place, parts[number + PLACES].source)
-            landed = part
-        self._scatter(landed, own_slot, len(parts) - 1)
+
+        def land(flight: _Flight) -> None:
+            if flight.number + PLACES < len(parts):
+                self._want(flight.place, parts[flight.number + PLACES].source)
+            self._memory.scatter(flight.part.target, own_slot + flight.place * self._place_bytes)
+
+        with self._nothing_left_in_flight():
+            for number, part in enumerate(parts):
+                place = number % PLACES
+                self._make_way(place, land)
+                staged = self.answers.wait(place, PATIENCE_SECONDS)
+                slot = self.answers.slot
+                if not staged or slot is None:
+                    self._land_all(land)
+                    return join([part.copies for part in parts[number:]])
+                if not may_start():
+                    raise Stopped
+                self._send(number, part, place, own_slot, slot)
+            self._land_all(land)
         return None
 
     def push(self, whole: Copies, own_slot: int, may_start: Callable[[], bool]) -> Copies | None:
@@ -158,25 +177,22 @@ class StagedCopies:
         if slot is None:
             return whole
         places = min(PLACES, slot.places)
-        sent: tuple[_Part, int, object] | None = None
-        try:
+
+        def land(flight: _Flight) -> None:
+            self._want(flight.place, flight.part.target)
+
+        with self._nothing_left_in_flight():
             for part in map(_Part, whole.split(MAX_RUNS, min(self._place_bytes, slot.place_bytes))):
-                place = self._next % places
+                number, place = self._next, self._next % places
                 self._next += 1
+                self._make_way(place, land)
                 if not self.answers.wait(place):
                     raise OSError("the decode side could not scatter what was written")
                 self._memory.gather(part.source, own_slot + place * self._place_bytes)
-                before, sent = sent, None
-                self._finish(before)
                 if not may_start():
                     raise Stopped
-                here = own_slot + place * self._place_bytes
-                sent = (part, place, self._batches.begin(here, slot.place(place), part.copies.bytes))
-            before, sent = sent, None
-            self._finish(before)
-        finally:
-            if sent is not None:
-                self._batches.finish(sent[2], sent[0].copies.bytes)
+                self._send(number, part, place, own_slot, slot)
+            self._land_all(land)
         return None
 
     def settle(self) -> None:
@@ -188,19 +204,40 @@ class StagedCopies:
         if not all(staged):
             raise OSError("the decode side could not scatter what was written")
 
-    def _scatter(self, landed: _Part | None, own_slot: int, number: int) -> None:
-        if landed is not None:
-            self._memory.scatter(landed.target, own_slot + number % PLACES * self._place_bytes)
-            self.bytes += landed.copies.bytes
+    def _send(self, number: int, part: _Part, place: int, own_slot: int, slot: Slot) -> None:
+        here = own_slot + place * self._place_bytes
+        batch = self._batches.begin(here, slot.place(place), part.copies.bytes)
+        self._flying.append(_Flight(number, part, place, batch))
 
-    def _finish(self, sent: tuple[_Part, int, object] | None) -> None:
-        if sent is None:
-            return
-        part, place, batch = sent
-        if not self._batches.finish(batch, part.copies.bytes):
+    def _make_way(self, place: int, land: Callable[[_Flight], None]) -> None:
+        """Land what flies for as long as it is too much, needs this place, or has time for it."""
+        while self._flying and (
+            len(self._flying) == IN_FLIGHT
+            or place in {flight.place for flight in self._flying}
+            or self.answers.is_due(place)
+        ):
+            self._land(land)
+
+    def _land_all(self, land: Callable[[_Flight], None]) -> None:
+        while self._flying:
+            self._land(land)
+
+    def _land(self, land: Callable[[_Flight], None]) -> None:
+        flight = self._flying.popleft()
+        size = flight.part.copies.bytes
+        if not self._batches.finish(flight.batch, size):
             raise Stopped
-        self._want(place, part.target)
-        self.bytes += part.copies.bytes
+        land(flight)
+        self.bytes += size
+
+    @contextmanager
+    def _nothing_left_in_flight(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            while self._flying:
+                flight = self._flying.popleft()
+                self._batches.finish(flight.batch, flight.part.copies.bytes)
 
     def _want(self, place: int, runs: Runs | None) -> None:
         self.answers.expect(place)
@@ -208,7 +245,3 @@ class StagedCopies:
             self._ask(place, b"", b"")
         else:
             self._ask(place, pack(runs.starts), pack(runs.lengths))
-
-
-def _rest(parts: Sequence[_Part]) -> Copies:
-    return join([part.copies for part in parts])

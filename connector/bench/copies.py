@@ -35,7 +35,8 @@ from .copies_reference import PIECES, Reference
 from .far import Far
 
 STAGING_BYTES = ExtraConfig().staging_bytes
-SIZE, QUICK_SIZE = 64 << 20, 32 << 20
+SIZE, QUICK_SIZE = 128 << 20, 32 << 20
+"""A prompt: 1,000 tokens of the model of ``COPIES.md``, and fewer."""
 ROUNDS, QUICK_ROUNDS = 5, 3
 FLOOR = 0.55
 
