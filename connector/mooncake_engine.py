@@ -20,11 +20,11 @@ shape of this file:
 * More than about 1,000 descriptors queued for one peer are refused.
 * A call that waits keeps one core busy for as long as it waits. On two cores, submitting a batch and sleeping
   through most of it first took two thirds of the time and half the CPU time (512 descriptors of 4 or 64 KiB).
-* Runs longer than some hundred KiB are slow: the kernel widens the windows of a connection that carries them,
-  and from then on its bytes go through memory instead of the processor's caches. In pieces of 256 KiB the same
-  64 MiB moved at 2.3 to 2.6 GB/s with 0.8 s of CPU for a GB, in pieces of 1 to 16 MiB at 1.2 to 1.6 GB/s with
-  1.3 to 1.6 s. A connection that has carried long runs stays slow. Four runs of a batch are under way at a
-  time, so that a round trip of 0.1 ms still lets 10 GB/s through.
+* Runs longer than some hundred KiB are slow: the kernel widens the windows of a connection that carries
+  them, and from then on its bytes go through memory instead of the processor's caches. In pieces of 256 KiB
+  the same 64 MiB moved at 2.3 to 2.6 GB/s with 0.8 s of CPU for a GB, in pieces of 1 to 16 MiB at 1.2 to
+  1.6 GB/s with 1.3 to 1.6 s. A connection that has carried long runs stays slow. Four runs of a batch are
+  under way at a time, so that a round trip of 0.1 ms still lets 10 GB/s through.
 * With the P2P handshake both its ports are bound to all addresses, whatever ``MC_TCP_BIND_ADDRESS`` says.
 
 Hence, over TCP, copies are issued by engine objects of their own ("movers"), one for each peer and unknown to
@@ -246,7 +246,7 @@ class MooncakeEngine:
         remote_addresses: Sequence[int],
         lengths: Sequence[int],
     ) -> Batch:
-        """Start to ``read`` or ``write``. ``finish`` must follow, for all batches of a peer in their order."""
+        """Start to ``read`` or ``write``. ``finish`` must follow, for a peer's batches in their order."""
         if len(lengths) > MAX_DESCRIPTORS:
             raise ValueError(f"{len(lengths)} descriptors in a batch; the limit is {MAX_DESCRIPTORS}")
         columns = (list(local_addresses), list(remote_addresses), list(lengths))
@@ -262,7 +262,7 @@ class MooncakeEngine:
     def finish(self, batch: Batch) -> bool:
         """Wait until no byte of a batch can move any more; on False any part of it may have been copied."""
         if batch.number == _REFUSED or not self._is_current(batch):
-            # It was not begun, or has ended with the mover that an earlier batch of this peer has taken along.
+            # It was not begun, or has ended with the mover that an earlier batch of this peer took along.
             return False
         if self._wait(batch) if self._protocol == "tcp" else self._run(batch):
             return True

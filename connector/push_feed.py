@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..protocol.commands import LegKey
-from ..protocol.copies import Copies, copies
+from ..protocol.copies import Copies, TokenCopies
 from ..protocol.effects import StartCopies
 from ..protocol.messages import TransferKey
 from ..protocol.shards import Shard
@@ -61,6 +61,14 @@ class _Piece:
     tokens: range
 
 
+@dataclass(frozen=True)
+class _Planned:
+    leg: StartCopies
+    block_ids: tuple[int, ...]
+    tokens: range
+    copies: TokenCopies
+
+
 @dataclass
 class _Feed:
     """One prompt."""
@@ -72,6 +80,8 @@ class _Feed:
     pieces: list[_Piece] = field(default_factory=list)
     """What legs that open later still need."""
     legs: dict[LegKey, StartCopies] = field(default_factory=dict)
+    planned: dict[LegKey, _Planned] = field(default_factory=dict)
+    """Of each leg, what was pushed last: the next layer's runs are nearly the same."""
     complete: bool = False
     """All is handed over: no more pieces come."""
     broken: str = ""
@@ -142,7 +152,7 @@ class PushFeed:
                 piece = _Piece(layer, part.chunk.block_ids, part.tokens)
                 part.feed.pieces.append(piece)
                 for leg in part.feed.legs.values():
-                    self._push(leg, piece)
+                    self._push(part.feed, leg, piece)
 
     def step_ended(self) -> None:
         """The pass has written all layers."""
@@ -175,7 +185,7 @@ class PushFeed:
         end = blocks_needed(started.peer.shard, started.prompt_tokens)
         if len(started.remote_blocks) < end:
             raise ValueError(f"{len(started.remote_blocks)} blocks were lent where the prompt has {end}")
-        early = [(piece, self._copies(started, piece)) for piece in feed.pieces]
+        early = [(piece, self._copies(feed, started, piece)) for piece in feed.pieces]
         self._pushes.open_push(name, started.peer.data_address, self._may_start)
         feed.legs[started.leg] = started
         for piece, moved in early:
@@ -199,25 +209,24 @@ class PushFeed:
         for leg in part.feed.legs:
             self._pushes.stop(leg_name(leg))
 
-    def _push(self, leg: StartCopies, piece: _Piece) -> None:
+    def _push(self, feed: _Feed, leg: StartCopies, piece: _Piece) -> None:
         name = leg_name(leg.leg)
         try:
-            self._pushes.push(name, self._copies(leg, piece), piece.layer.after, piece.layer.ready)
+            self._pushes.push(name, self._copies(feed, leg, piece), piece.layer.after, piece.layer.ready)
         except Exception:
             # A leg that misses a piece must not end well; the others go on.
             logger.exception("%s: layer %d cannot be pushed", name, piece.layer.number)
             self._pushes.stop(name)
 
-    def _copies(self, leg: StartCopies, piece: _Piece) -> Copies:
-        moved = copies(
-            leg.plan,
-            self._shard,
-            leg.peer.shard,
-            piece.block_ids,
-            leg.remote_blocks,
-            piece.tokens,
-            [piece.layer.number],
-        )
+    def _copies(self, feed: _Feed, leg: StartCopies, piece: _Piece) -> Copies:
+        planned = feed.planned.get(leg.leg)
+        wanted = (piece.block_ids, piece.tokens)
+        if planned is None or planned.leg is not leg or (planned.block_ids, planned.tokens) != wanted:
+            found = TokenCopies(
+                leg.plan, self._shard, leg.peer.shard, piece.block_ids, leg.remote_blocks, piece.tokens
+            )
+            planned = feed.planned[leg.leg] = _Planned(leg, *wanted, found)
+        moved = planned.copies.of([piece.layer.number])
         self._own_memory.check(moved.source_addresses, moved.lengths)
         return moved
 

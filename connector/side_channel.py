@@ -93,10 +93,15 @@ class SideChannel:
 
     def receive(self) -> Iterator[tuple[bytes, Message]]:
         """Return the messages that have arrived, each with the route back."""
-        self._note_refusals()
-        yield from self._drain(self._router, None)
+        # Asked all at once: an empty socket costs an exception.
+        ready = {found for found, _ in self.poller.poll(0)}
+        if self._refusals in ready:
+            self._note_refusals()
+        if self._router in ready:
+            yield from self._drain(self._router, None)
         for name, socket in list(self._peers.items()):
-            yield from self._drain(socket, name)
+            if socket in ready:
+                yield from self._drain(socket, name)
 
     def close(self) -> None:
         """Close every socket; what is not sent within ``LAST_WORDS_MS`` is given up."""

@@ -1,8 +1,8 @@
 """One job's copies by way of staging: gathered on one side, sent in long runs, scattered on the other.
 
-The copies go in parts, and several are under way at once, each in a place of its own: while two are sent, the
-next one is gathered and the last one scattered, on whichever side these are done. A place is used again only
-when its part is through. Two are sent, so that the wire does not wait for the thread that looks after it.
+The copies go in parts, and several are under way at once, each in a place of its own: while some are sent,
+another is gathered and the last one scattered, on whichever side these are done. A place is used again only
+when its part is through. Several are sent, so that the wire does not wait for the thread that looks after it.
 
 Whatever happens, a batch that was begun is waited for before anything else: an exception, a stop and the end
 of the lease leave nothing in flight on this side. What the owner works on holds the owner's blocks by itself.
@@ -25,7 +25,7 @@ PATIENCE_SECONDS = 3.0
 """For how long a reader waits for a part before it reads directly: three questions may be lost by then. A
 writer cannot choose: its bytes are in the owner's slot already.
 """
-IN_FLIGHT = 2
+IN_FLIGHT = 3
 """Parts that are sent at the same time; fewer than there are places."""
 Ask = Callable[[int, bytes, bytes], None]
 """Want a part of the owner: place, its addresses and its lengths, packed."""

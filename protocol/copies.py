@@ -90,25 +90,7 @@ def copies(
     cache, heads or layers that a shard does not have, and a range that begins inside a block that must stay
     whole.
     """
-    wanted = set(leg.layers) if layers is None else set(leg.layers).intersection(layers)
-    bases: dict[_Shape, list[tuple[int, int]]] = defaultdict(list)
-    block_counts: dict[Groups, tuple[int, int]] = {}
-    for from_region, to_region in _paired(source, target, wanted) if tokens else ():
-        shape = _shape(from_region, to_region)
-        bases[shape].append((_first_byte(leg, source, from_region), _first_byte(leg, target, to_region)))
-        counts = (from_region.block_count, to_region.block_count)
-        least = block_counts.get(shape.groups, counts)
-        block_counts[shape.groups] = (min(least[0], counts[0]), min(least[1], counts[1]))
-    moved = {
-        groups: _Moved(source, target, (source_blocks, target_blocks), tokens, groups, counts)
-        for groups, counts in block_counts.items()
-    }
-    return join(
-        [
-            _over_layers(places, moved[shape.groups].in_a_region(shape, leg.head_count))
-            for shape, places in bases.items()
-        ]
-    )
+    return TokenCopies(leg, source, target, source_blocks, target_blocks, tokens).of(layers)
 
 
 def join(pieces: Sequence[Copies]) -> Copies:
@@ -200,6 +182,58 @@ class _Moved:
             axes = [_Axis(length, *shape.token_strides), _Axis(head_count, *shape.head_strides)]
             runs.append(_expanded(shape.content_bytes, axes, sources[mine], targets[mine]))
         return join(runs)
+
+
+class TokenCopies:
+    """What ``copies`` returns for some tokens of a leg, layer by layer: what layers have in common is worked
+    out once, which is nearly all of it. Parameters and errors are those of ``copies``.
+    """
+
+    def __init__(
+        self,
+        leg: Leg,
+        source: Shard,
+        target: Shard,
+        source_blocks: BlockLists,
+        target_blocks: BlockLists,
+        tokens: range,
+    ) -> None:
+        self._leg = leg
+        self._shards = (source, target)
+        self._lists = (source_blocks, target_blocks)
+        self._tokens = tokens
+        self._moved: dict[tuple[Groups, tuple[int, int]], _Moved] = {}
+        self._in_a_region: dict[tuple[_Shape, tuple[int, int]], Copies] = {}
+
+    def of(self, layers: Sequence[int] | None = None) -> Copies:
+        """Return the runs of these layers; of all of the leg without them."""
+        leg, (source, target) = self._leg, self._shards
+        wanted = set(leg.layers) if layers is None else set(leg.layers).intersection(layers)
+        bases: dict[_Shape, list[tuple[int, int]]] = defaultdict(list)
+        block_counts: dict[Groups, tuple[int, int]] = {}
+        for from_region, to_region in _paired(source, target, wanted) if self._tokens else ():
+            shape = _shape(from_region, to_region)
+            bases[shape].append((_first_byte(leg, source, from_region), _first_byte(leg, target, to_region)))
+            counts = (from_region.block_count, to_region.block_count)
+            least = block_counts.get(shape.groups, counts)
+            block_counts[shape.groups] = (min(least[0], counts[0]), min(least[1], counts[1]))
+        return join(
+            [
+                _over_layers(places, self._runs(shape, block_counts[shape.groups]))
+                for shape, places in bases.items()
+            ]
+        )
+
+    def _runs(self, shape: _Shape, block_counts: tuple[int, int]) -> Copies:
+        """Return the runs of a region of this shape, from its first byte on."""
+        runs = self._in_a_region.get((shape, block_counts))
+        if runs is None:
+            moved = self._moved.get((shape.groups, block_counts))
+            if moved is None:
+                moved = _Moved(*self._shards, self._lists, self._tokens, shape.groups, block_counts)
+                self._moved[shape.groups, block_counts] = moved
+            runs = self._in_a_region[shape, block_counts] = moved.in_a_region(shape, self._leg.head_count)
+        return runs
 
 
 def _block_ids(name: str, lists: BlockLists, group: int, numbers: Int64Array) -> Int64Array:

@@ -22,7 +22,8 @@ from ..trace import Tracer
 from .copies_cases import Case
 
 HOST = "127.0.0.1"
-POLL_SECONDS = 0.0005
+POLL_SECONDS = 0.001
+"""vLLM looks once a step, which takes longer."""
 TRANSFER_SECONDS = 120.0
 
 
