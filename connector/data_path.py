@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 MAX_BATCH_BYTES = 32 << 20
 """About 30 ms over loopback: so long may a stop have to wait for the batch in flight."""
+MAX_MERGED_BYTES = 256 << 20
+"""Of pieces of a push that are looked at together: they are copied in batches, or in parts, all the same."""
 _READ, _WRITE = "read", "write"
 STOPPED, DROPPED, LEASE = "stopped", "dropped", "lease"
 NO_ANSWER, COPY_FAILED = "no answer", "copy failed"
@@ -467,7 +469,7 @@ class DataPath:
             if following is None or following.drops != first.drops or not _is_ready(following):
                 return taken
             runs, size = runs + len(following.copies), size + following.copies.bytes
-            if runs > MAX_RUNS or size > MAX_BATCH_BYTES:
+            if runs > MAX_RUNS or size > MAX_MERGED_BYTES:
                 return taken
             with self._lock:
                 if not job.pieces or job.pieces[0] is not following:

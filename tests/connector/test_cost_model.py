@@ -7,7 +7,7 @@ from dfirst.connector.cost_model import CostModel, measure
 from dfirst.connector.kv_memory import Runs
 
 MIB = 1 << 20
-LOOPBACK = CostModel(descriptor=60e-6, byte=0.8e-9, copied_byte=0.2e-9)
+LOOPBACK = CostModel(descriptor=14e-6, byte=0.37e-9, copied_byte=0.13e-9)
 FAST = CostModel(descriptor=0.3e-6, byte=0.02e-9, copied_byte=0.001e-9, part=20e-6)
 
 
@@ -31,6 +31,8 @@ class FakeMemory:
         (LOOPBACK, 64, 64 * MIB, False),
         (LOOPBACK, 16_384, 64 * MIB, True),
         (LOOPBACK, 131_072, 64 * MIB, True),
+        (LOOPBACK, 3_641, 64 * MIB, True),
+        (LOOPBACK, 2_048, 64 * MIB, False),
         (LOOPBACK, 3, 4_096, False),
         (LOOPBACK, 64, 64 * 512, True),
         (FAST, 1_024, 64 * MIB, False),
