@@ -17,7 +17,7 @@ _ROUNDS = 5
 _PIECES, _PIECE_BYTES = 128, 4096
 _LEAST_SHARE = 0.5
 _COPIES = 3.0
-"""A byte is gathered and scattered: twice, and half as much again since KV caches are not in the processor's."""
+"""Gathered and scattered is twice; half as much again since KV caches are not in the processor's caches."""
 
 
 @dataclass(frozen=True)
