@@ -114,6 +114,7 @@ class RankLoop:
         self._stats = RankStats(core.sender.rank, tracer, core.counters, channel.counters)
         self._items: deque[Item] = deque()
         self._reports: deque[Report] = deque()
+        self._reported = threading.Event()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._pipe_lock = threading.Lock()
         """Held while the pipe is written to, so that its number cannot become another file's meanwhile."""
@@ -132,8 +133,13 @@ class RankLoop:
         self._items.append(item)
         self._wake()
 
-    def take_reports(self) -> list[Report]:
-        """Return what vLLM is to be told, once; taking it is the release of the blocks."""
+    def take_reports(self, patience_seconds: float = 0.0) -> list[Report]:
+        """Return what vLLM is to be told, once; taking it is the release of the blocks. If there is nothing
+        yet, wait for so long.
+        """
+        if not self._reports and patience_seconds > 0:
+            self._reported.wait(patience_seconds)
+        self._reported.clear()
         taken = []
         while self._reports:
             taken.append(self._reports.popleft())
@@ -348,6 +354,7 @@ class RankLoop:
             )
             logger.warning("%s: %s: %s", report.key.transfer_id, came_to, report.reason)
         self._reports.append(report)
+        self._reported.set()
 
 
 def about(value: object) -> str:

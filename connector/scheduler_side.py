@@ -56,6 +56,8 @@ class SchedulerSide:
             raise ValueError("DFirstConnector needs a kv_transfer_config with an engine_id")
         self._config = config
         self._parallel = vllm_config.parallel_config
+        self._in_lockstep = self._parallel.data_parallel_size > 1
+        """Other replicas may wait for each of this one's steps."""
         self._block_size = vllm_config.cache_config.block_size
         self._virtual_block_size = self._block_size * parallel_sizes(vllm_config).cp_size
         """Tokens that one block id stands for: each rank holds its share of them."""
@@ -117,6 +119,7 @@ class SchedulerSide:
             commands=self._core.take_commands(),
             chunks=tuple(self._chunks(output)),
             preempted=frozenset(self._preempted(output)),
+            may_wait=output.total_num_scheduled_tokens == 0 and not self._in_lockstep,
         )
 
     def output_arrived(self, output: KVConnectorOutput) -> None:

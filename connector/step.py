@@ -31,3 +31,5 @@ class StepMetadata:
     chunks: tuple[Chunk, ...] = ()
     preempted: frozenset[TransferKey] = field(default_factory=frozenset)
     """Pushes whose blocks are given to others before this step runs."""
+    may_wait: bool = False
+    """Whether the step computes nothing and holds nobody up: vLLM only asks what has arrived meanwhile."""

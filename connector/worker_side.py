@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+IDLE_STEP_SECONDS = 0.002
+"""While requests wait for their caches and nothing runs, vLLM steps as fast as it can, and takes processors
+from those that copy. A new request waits no longer than this for such a step.
+"""
 _OPEN = "open to whoever reaches that address (curve_keys closes it)"
 
 
@@ -116,8 +120,11 @@ class WorkerSide:
             self._loop.post(StepEnded())
 
     def take_reports(self) -> list[Report]:
-        """Return what vLLM is to be told, once."""
-        return [] if self._loop is None else self._loop.take_reports()
+        """Return what vLLM is to be told, once. A step that computes nothing waits for it a little."""
+        if self._loop is None:
+            return []
+        may_wait = self._metadata is not None and self._metadata.may_wait
+        return self._loop.take_reports(IDLE_STEP_SECONDS if may_wait else 0.0)
 
     def take_stats(self) -> Observed | None:
         """Return what was counted since the last call; None if nothing was."""

@@ -127,6 +127,16 @@ def test_a_pulled_prompt_arrives_whole_and_frees_the_prefill_blocks(pair: Pair) 
         assert len(pair.prefill.core.slots._free) == 2
 
 
+def test_whoever_asks_for_reports_may_wait_for_the_first(pair: Pair) -> None:
+    assert pair.decode.loop.take_reports(0.01) == []
+    pair.prefill.step(pair.offer())
+    pair.decode.step(pair.pull())
+    (report,) = pair.decode.loop.take_reports(30.0)
+    assert (report.key, report.outcome) == (pair.key, RECEIVED)
+    (report,) = pair.prefill.loop.take_reports(30.0)
+    assert (report.key, report.outcome) == (pair.key, SENT)
+
+
 def test_a_question_that_comes_before_its_blocks_is_answered_when_they_come(pair: Pair) -> None:
     pair.decode.step(pair.pull())
     wait_until(

@@ -122,6 +122,17 @@ def test_one_block_id_stands_for_a_block_on_every_rank_that_splits_the_tokens(mo
 
 
 @MODES
+def test_a_step_may_wait_if_it_computes_nothing_and_nobody_waits_for_it(mode: str) -> None:
+    for engine, may_wait in ((Engine(), True), (Engine(dp=2), False)):
+        engine.add("r", PROMPT, LOADS[mode])
+        engine.step()
+        assert engine.may_wait is may_wait
+        engine.add("computed here", PROMPT)
+        engine.step()
+        assert not engine.may_wait
+
+
+@MODES
 def test_blocks_that_are_cached_here_are_not_asked_for(engine: Engine, mode: str) -> None:
     engine.add("before", range(70))
     engine.step()

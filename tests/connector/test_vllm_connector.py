@@ -18,7 +18,7 @@ from dfirst.connector.curve import make_keys
 from dfirst.connector.rank_loop import StepBegan, StepEnded
 from dfirst.connector.step import Chunk, StepMetadata
 from dfirst.connector.vllm_connector import DFirstConnector
-from dfirst.connector.worker_side import RankHandshake
+from dfirst.connector.worker_side import IDLE_STEP_SECONDS, RankHandshake
 from dfirst.protocol.commands import AcceptPush, OfferBlocks
 from dfirst.protocol.effects import FAILED, RECEIVED, SENT, Report
 from dfirst.protocol.messages import TransferKey
@@ -80,11 +80,13 @@ class FakeLoop:
     def __init__(self) -> None:
         self.posted: list[Any] = []
         self.reports: list[Report] = []
+        self.patience_seconds = -1.0
 
     def post(self, item: Any) -> None:
         self.posted.append(item)
 
-    def take_reports(self) -> list[Report]:
+    def take_reports(self, patience_seconds: float) -> list[Report]:
+        self.patience_seconds = patience_seconds
         return self.reports
 
     def stop(self, timeout_seconds: float) -> None:
@@ -276,6 +278,16 @@ def test_outcomes_are_told_in_vllms_words(hooks: tuple[DFirstConnector, FakeLoop
     assert results.finished_recving == {RECEIVED, FAILED}
     assert results.failed_recving == {FAILED}
     assert connector.get_finished(set()) == ({SENT}, {RECEIVED, FAILED})
+
+
+@pytest.mark.parametrize("may_wait", [False, True])
+def test_only_a_step_that_may_wait_waits_for_outcomes(
+    hooks: tuple[DFirstConnector, FakeLoop], may_wait: bool
+) -> None:
+    connector, loop = hooks
+    connector.bind_connector_metadata(StepMetadata(may_wait=may_wait))
+    connector.get_transfer_results(set())
+    assert loop.patience_seconds == (IDLE_STEP_SECONDS if may_wait else 0.0)
 
 
 def test_before_the_caches_are_there_nothing_is_done() -> None:

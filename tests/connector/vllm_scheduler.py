@@ -70,6 +70,7 @@ class Engine:
         policy: str = "recompute",
         ranks_known: bool = True,
         dcp: int = 1,
+        dp: int = 1,
         **settings: Any,
     ) -> None:
         transfer = KVTransferConfig(
@@ -84,6 +85,7 @@ class Engine:
         config.kv_transfer_config = transfer
         config.parallel_config = copy.copy(config.parallel_config)
         config.parallel_config.decode_context_parallel_size = dcp
+        config.parallel_config.data_parallel_size = dp
         self.scheduler = Scheduler(
             vllm_config=config,
             kv_cache_config=cache_config(),
@@ -100,6 +102,7 @@ class Engine:
         self.chunks: list = []
         """Of the last step."""
         self.preempted: frozenset = frozenset()
+        self.may_wait = False
         self.offered: dict[str, dict | None] = {}
         """What the router is told of each finished request."""
         self.free_at_start = self.free_blocks
@@ -129,6 +132,7 @@ class Engine:
         metadata = output.kv_connector_metadata
         assert isinstance(metadata, StepMetadata)
         self.chunks, self.preempted = list(metadata.chunks), metadata.preempted
+        self.may_wait = metadata.may_wait
         reports = KVConnectorOutput(
             finished_recving={*received, *failed}, finished_sending=set(sent), failed_recving=set(failed)
         )
