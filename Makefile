@@ -20,7 +20,7 @@ $(READY): requirements-cpu.lock pyproject.toml tests/ci/install.sh tests/ci/syst
 demo: $(READY) ## prompts through real engines in both modes, checked token for token; writes demo.json
 	@"$(VENV)/bin/dfirst" demo $(DEMO_ARGS)
 
-test: test-fast ## everything, with real engines (about 20 minutes)
+test: test-fast ## everything, with real engines (about 13 minutes)
 	@"$(VENV)/bin/python" -m pytest -m "(e2e or slow) and not full" $(PYTEST_ARGS)
 
 test-full: test-fast ## also every layout, more crashes and eight minutes of chaos (about an hour)

@@ -24,6 +24,7 @@ from ...protocol.shards import Directory
 from ..endings import fail
 from ..extra_config import ExtraConfig
 from ..json_file import write_json
+from ..mooncake_engine import MAX_TCP_RUN_BYTES
 from ..rank_loop import StepBegan
 from ..step import StepMetadata
 from .bars import bars
@@ -110,12 +111,20 @@ class Bench:
         self._reference = Reference(self.memory)
         self._there, self._there_memory = self.far("reference_address")
         self._pieces = {direction: self._fastest(direction, size) for direction in ("read", "write")}
+        self._in_short_pieces = {
+            direction: self._rate(direction, min(size, SIZE)) for direction in self._pieces
+        }
         self._serial = 0
 
     def words(self) -> str:
-        """Say what is compared with."""
-        return "the engine alone: " + ", ".join(
-            f"{direction}s of {piece >> 20} MiB" for direction, piece in self._pieces.items()
+        """Say what is compared with, and what the engine can do with pieces as dfirst makes them."""
+        large = ", ".join(f"{direction}s of {piece >> 20} MiB" for direction, piece in self._pieces.items())
+        short = " and ".join(
+            f"{direction}s at {rate / 1e9:.2f} GB/s" for direction, rate in self._in_short_pieces.items()
+        )
+        return (
+            f"compared with the engine alone: {large}\n(in pieces of {MAX_TCP_RUN_BYTES >> 10} KiB, into "
+            f"which dfirst cuts longer runs over TCP, it {short})"
         )
 
     def row(self, case: Case, size: int, rounds: int) -> Row:
@@ -178,7 +187,11 @@ class Bench:
     def _fastest(self, direction: str, size: int) -> int:
         size = min(size, SIZE)
         self._seconds(direction, size, PIECES[0])
-        return min(PIECES, key=lambda piece: min(self._seconds(direction, size, piece) for _ in range(3)))
+        return min(PIECES, key=lambda piece: _best(lambda: self._seconds(direction, size, piece)))
+
+    def _rate(self, direction: str, size: int) -> float:
+        """Return bytes a second of the engine alone in pieces as dfirst makes them."""
+        return size / _best(lambda: self._seconds(direction, size, MAX_TCP_RUN_BYTES))
 
     def _seconds(self, direction: str, size: int, piece: int) -> float:
         if direction == "read":
@@ -253,6 +266,10 @@ class _Pair:
             wanted = self._far("content", self._from, here.first_kv_head, here.kv_head_count)
             if not np.array_equal(got, wanted):
                 raise RuntimeError(f"{case.name}: bytes on decode rank {rank.entry.rank} are not those of P")
+
+
+def _best(seconds: Callable[[], float]) -> float:
+    return min(seconds() for _ in range(3))
 
 
 def _line(row: Row) -> str:
