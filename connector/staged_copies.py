@@ -148,10 +148,13 @@ class StagedCopies:
         for place, part in enumerate(parts[:PLACES]):
             self._want(place, part.source)
 
+        def scatter(flight: _Flight) -> None:
+            self._memory.scatter(flight.part.target, own_slot + flight.place * self._place_bytes)
+
         def land(flight: _Flight) -> None:
             if flight.number + PLACES < len(parts):
                 self._want(flight.place, parts[flight.number + PLACES].source)
-            self._memory.scatter(flight.part.target, own_slot + flight.place * self._place_bytes)
+            scatter(flight)
 
         with self._nothing_left_in_flight():
             for number, part in enumerate(parts):
@@ -160,7 +163,7 @@ class StagedCopies:
                 staged = self.answers.wait(place, PATIENCE_SECONDS)
                 slot = self.answers.slot
                 if not staged or slot is None:
-                    self._land_all(land)
+                    self._land_all(scatter)
                     return join([part.copies for part in parts[number:]])
                 if not may_start():
                     raise Stopped

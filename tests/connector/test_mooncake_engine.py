@@ -8,7 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 import dfirst.connector.mooncake_engine as mooncake_engine
 import numpy as np
 import pytest
-from dfirst.connector.mooncake_engine import MAX_DESCRIPTORS, MooncakeEngine, default_protocol
+from dfirst.connector.mooncake_engine import (
+    MAX_DESCRIPTORS,
+    MAX_TCP_RUN_BYTES,
+    MooncakeEngine,
+    default_protocol,
+)
 
 
 @pytest.fixture
@@ -44,6 +49,46 @@ def test_writes_arrive_and_reads_return_them(engine):
     assert engine.write(address, [mine.ctypes.data], [memory.ctypes.data], [4096])
     assert engine.read(address, [back.ctypes.data], [memory.ctypes.data], [4096])
     assert (back == 9).all()
+
+
+def test_long_runs_are_cut_and_arrive_whole(engine, monkeypatch):
+    lengths = [1, 3 * MAX_TCP_RUN_BYTES + 5, MAX_TCP_RUN_BYTES]
+    size = sum(lengths)
+    memory = np.random.default_rng(1).integers(0, 256, size, dtype=np.uint8)
+    back = np.zeros(size, dtype=np.uint8)
+    engine.register([(memory.ctypes.data, size)])
+    assert engine.connect(engine.data_address)
+    mover = engine._mover(engine.data_address)
+    submitted = []
+
+    class Spy:
+        def batch_transfer_async_read(self, peer, *columns):
+            submitted.append(columns)
+            return mover_engine.batch_transfer_async_read(peer, *columns)
+
+        def get_batch_transfer_status(self, numbers):
+            return mover_engine.get_batch_transfer_status(numbers)
+
+    mover_engine = mover.engine
+    monkeypatch.setattr(mover, "engine", Spy())
+    starts = np.cumsum([0, *lengths[:-1]])
+    local, remote = (starts + back.ctypes.data).tolist(), (starts + memory.ctypes.data).tolist()
+    assert engine.read(engine.data_address, local, remote, lengths)
+    assert (back == memory).all()
+    [(_, _, cut)] = submitted
+    assert (max(cut), sum(cut), len(cut)) == (MAX_TCP_RUN_BYTES, size, 6)
+
+
+def test_batches_that_were_begun_behind_one_that_failed_fail_with_it_and_the_next_ones_do_not(engine):
+    memory, mine, unregistered = (np.full(64, fill, dtype=np.uint8) for fill in (0, 9, 0))
+    engine.register([(memory.ctypes.data, 64)])
+    peer, source = engine.data_address, [mine.ctypes.data]
+    bad = engine.begin("write", peer, source, [unregistered.ctypes.data], [64])
+    good = engine.begin("write", peer, source, [memory.ctypes.data], [64])
+    assert not engine.finish(bad)
+    assert not engine.finish(good)
+    assert engine.write(peer, source, [memory.ctypes.data], [64])
+    assert (memory == 9).all()
 
 
 def test_what_was_kept_for_a_forgotten_peer_serves_another(engine):
