@@ -16,8 +16,6 @@ from .kv_memory import KvMemory, Runs
 _ROUNDS = 5
 _PIECES, _PIECE_BYTES = 128, 4096
 _LEAST_SHARE = 0.5
-_COPIES = 3.0
-"""Gathered and scattered is twice; half as much again since KV caches are not in the processor's caches."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class CostModel:
         """
         parts = -(-size // part_bytes)
         direct = runs * self.descriptor + size * self.byte
-        staged = parts * (self.descriptor + self.part) + size * self.byte + _COPIES * size * self.copied_byte
+        staged = parts * (self.descriptor + self.part) + size * self.byte + 2 * size * self.copied_byte
         return staged < direct
 
 

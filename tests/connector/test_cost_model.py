@@ -32,7 +32,7 @@ class FakeMemory:
         (LOOPBACK, 16_384, 64 * MIB, True),
         (LOOPBACK, 131_072, 64 * MIB, True),
         (LOOPBACK, 3_641, 64 * MIB, True),
-        (LOOPBACK, 2_048, 64 * MIB, False),
+        (LOOPBACK, 1_024, 64 * MIB, False),
         (LOOPBACK, 3, 4_096, False),
         (LOOPBACK, 64, 64 * 512, True),
         (FAST, 1_024, 64 * MIB, False),
