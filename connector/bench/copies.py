@@ -20,18 +20,16 @@ from rich.table import Table
 from ...protocol.commands import AcceptPush, StartPull, remote_of
 from ...protocol.messages import TransferKey
 from ...protocol.modes import BLOCKWISE
-from ...protocol.shards import Directory
+from ...protocol.shards import Directory, Shard
 from ..endings import fail
 from ..extra_config import ExtraConfig
 from ..json_file import write_json
 from ..mooncake_engine import MAX_TCP_RUN_BYTES
-from ..rank_loop import StepBegan
-from ..step import StepMetadata
 from .bars import bars
 from .copies_cases import Case, cases
-from .copies_content import content
+from .copies_content import check_arrived
 from .copies_prefill import serve
-from .copies_rank import directory_of, open_rank, wait_received
+from .copies_rank import decode_side, wait_received
 from .copies_reference import PIECES, Reference
 from .far import Far
 
@@ -131,20 +129,10 @@ class Bench:
         """Measure one layout."""
         blocks = case.blocks(size)
         prefill = self.far("open", case, blocks, STAGING_BYTES)
-        stride = case.bytes_of_rank(case.decode_tp, blocks)
-        base = self.memory.ctypes.data
-        ranks = [
-            open_rank("D", case, case.decode_tp, number, base + number * stride, blocks, STAGING_BYTES)
-            for number in case.decode_ranks
-        ]
         try:
-            decode = directory_of("D", case, case.decode_tp, ranks, blocks)
-            for rank in ranks:
-                rank.loop.post(StepBegan(StepMetadata(directory=decode)))
-            return self._measured(_Pair(case, blocks, prefill, decode, ranks, self.far), rounds)
+            with decode_side(case, self.memory.ctypes.data, blocks, STAGING_BYTES) as (ranks, decode):
+                return self._measured(_Pair(case, blocks, prefill, decode, ranks, self.far), rounds)
         finally:
-            for rank in ranks:
-                rank.close()
             self.far("close")
 
     def _measured(self, pair: "_Pair", rounds: int) -> Row:
@@ -159,7 +147,7 @@ class Bench:
         engine.append(self._timed(lambda: self._engine_alone(direction, moved)))
         self.memory[:] = 0
         pair.transfer(self._next())
-        pair.check(self.memory)
+        check_arrived(self.memory, pair.case, pair.blocks, pair.shards, self.far)
         taken, alone = (statistics.median(each[0] for each in found) for found in (ours, engine))
         cpu, alone_cpu = (statistics.median(each[1] for each in found) for found in (ours, engine))
         return Row(
@@ -212,12 +200,18 @@ class _Pair:
         self, case: Case, blocks: int, prefill: Directory, decode: Directory, ranks: list[Any], far: Far
     ) -> None:
         self.case = case
+        self.blocks = blocks
         self._prefill, self._decode = prefill, decode
         self._ranks = ranks
         self._far = far
         self._tokens = blocks * case.block_size
         self._from, self._to = case.table(blocks, 1), case.table(blocks, 2)
         self.bytes = case.moved_bytes(blocks)
+
+    @property
+    def shards(self) -> list[Shard]:
+        """Of the decode ranks."""
+        return [rank.entry.shard for rank in self._ranks]
 
     @property
     def piece_bytes(self) -> int:
@@ -256,16 +250,6 @@ class _Pair:
                 rank.step(accept)
             self._far("push", key, remote_of(self._decode), self._from, self._tokens)
         wait_received(self._ranks, key)
-
-    def check(self, memory: Any) -> None:
-        """Compare every byte that should have come with what P has; raise ``RuntimeError`` if one differs."""
-        case = self.case
-        for rank in self._ranks:
-            here = rank.entry.shard
-            got = content(memory, here, self._to, range(here.kv_head_count))
-            wanted = self._far("content", self._from, here.first_kv_head, here.kv_head_count)
-            if not np.array_equal(got, wanted):
-                raise RuntimeError(f"{case.name}: bytes on decode rank {rank.entry.rank} are not those of P")
 
 
 def _best(seconds: Callable[[], float]) -> float:

@@ -20,12 +20,10 @@ from ...protocol.modes import LAYERWISE
 from ...protocol.shards import Directory
 from ..extra_config import ExtraConfig
 from ..json_file import write_json
-from ..rank_loop import StepBegan
-from ..step import StepMetadata
 from .bars import bars
 from .copies_cases import HEAD_BYTES, KIB, Case
-from .copies_content import content
-from .copies_rank import BenchRank, directory_of, open_rank, wait_received
+from .copies_content import check_arrived
+from .copies_rank import BenchRank, decode_side, wait_received
 from .copies_reference import Reference
 from .far import Far
 from .layers_prefill import Pass, Pushed, serve
@@ -123,20 +121,10 @@ class _Bench:
         case = one.case
         blocks = case.blocks(size)
         self.far("open", case, blocks, STAGING_BYTES)
-        stride = case.bytes_of_rank(case.decode_tp, blocks)
-        base = self._memory.ctypes.data
-        ranks = [
-            open_rank("D", case, case.decode_tp, number, base + number * stride, blocks, STAGING_BYTES)
-            for number in case.decode_ranks
-        ]
         try:
-            decode = directory_of("D", case, case.decode_tp, ranks, blocks)
-            for rank in ranks:
-                rank.loop.post(StepBegan(StepMetadata(directory=decode)))
-            return self._measured(one, blocks, ranks, decode, rounds)
+            with decode_side(case, self._memory.ctypes.data, blocks, STAGING_BYTES) as (ranks, decode):
+                return self._measured(one, blocks, ranks, decode, rounds)
         finally:
-            for rank in ranks:
-                rank.close()
             self.far("close")
 
     def _measured(
@@ -152,7 +140,7 @@ class _Bench:
             alone.append(self._forward(one, None))
             pushed.append(self._pushed(one, blocks, ranks, decode))
         alone.append(self._forward(one, None))
-        self._check(one.case, blocks, ranks)
+        check_arrived(self._memory, one.case, blocks, [rank.entry.shard for rank in ranks], self.far)
         return Row(
             name=one.name,
             bytes=moved,
@@ -193,14 +181,6 @@ class _Bench:
         forward = self._forward(one, prompt)
         wait_received(ranks, key)
         return forward, max(0.0, time.perf_counter() - forward.ended_at)
-
-    def _check(self, case: Case, blocks: int, ranks: list[BenchRank]) -> None:
-        for rank in ranks:
-            here = rank.entry.shard
-            got = content(self._memory, here, case.table(blocks, 2), range(here.kv_head_count))
-            wanted = self.far("content", case.table(blocks, 1), here.first_kv_head, here.kv_head_count)
-            if not np.array_equal(got, wanted):
-                raise RuntimeError(f"{case.name}: bytes on decode rank {rank.entry.rank} are not those of P")
 
 
 def _table(rows: list[Row]) -> Table:
