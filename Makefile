@@ -40,4 +40,4 @@ diagrams: $(READY) ## the state diagrams in spec/diagrams, drawn again from the 
 	@"$(VENV)/bin/dfirst" diagrams spec/diagrams
 
 clean: ## the demo's files and all caches; the environment stays
-	@rm -rf .demo demo.json .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf .demo .bench .chaos .explore demo.json .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -69,9 +69,8 @@ MODE_HELP = (
     "the request at once; layerwise: the prefill engine pushes each layer "
     "while it computes the next."
 )
-KEYS_HELP = (
-    "The keys of this deployment, made with dfirst keys; engines name the same directory as curve_keys."
-)
+ALL_KEYS_HELP = "The directory that dfirst keys has made: its engines and its router use it."
+ROUTER_KEYS_HELP = "A directory with engines.key and routers.key_secret, both made by dfirst keys."
 MOST_PORT = 65535
 MOST_SECONDS = 7 * 24 * 3600
 LAYOUT_HELP = "tp=2,dp=1 gives the ranks; devices=0+1 the accelerators, by their place."
@@ -148,7 +147,7 @@ def up(
     work_dir: Annotated[
         Path, typer.Option(parser=not_empty("--work-dir"), metavar="DIR", help="For logs and the demo model.")
     ] = Path(".demo"),
-    curve_keys: Annotated[Path | None, typer.Option(help=KEYS_HELP)] = None,
+    curve_keys: Annotated[Path | None, typer.Option(help=ALL_KEYS_HELP)] = None,
 ) -> None:
     """Start prefill engines, decode engines and the router on this host, and keep them until Ctrl-C.
 
@@ -215,9 +214,12 @@ def router(
     mode: Annotated[Mode, typer.Option(help=MODE_HELP)] = Mode.BLOCKWISE,
     advertised_host: Annotated[
         str | None,
-        typer.Option(help="Where decode engines reach this router, when that is not its --host."),
+        typer.Option(
+            help="Where decode engines reach this router. If not given: --host, and where that is all "
+            "addresses, this host's towards the first --decode."
+        ),
     ] = None,
-    curve_keys: Annotated[Path | None, typer.Option(help=KEYS_HELP)] = None,
+    curve_keys: Annotated[Path | None, typer.Option(help=ROUTER_KEYS_HELP)] = None,
     max_body_bytes: Annotated[
         int | None, whole_number("--max-body-bytes", "Longer requests are answered with 413.", least=1)
     ] = None,

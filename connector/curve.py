@@ -120,7 +120,8 @@ def _load(file: Path) -> tuple[bytes, bytes | None]:
         why = "there is no such file" if not file.exists() else str(error)
         raise ValueError(
             f"curve keys: {file} cannot be read ({why}): make keys with `dfirst keys {file.parent}` on one "
-            "host and copy them to the others"
+            "host; engines want engines.key, engines.key_secret and routers.key, routers engines.key and "
+            "routers.key_secret"
         ) from error
     for kind, key in (("public", public_key), ("secret", secret_key)):
         if key is not None and not _is_key(key):

@@ -235,7 +235,10 @@ def _slab_reasons(prefill: Directory, decode: Directory) -> Iterator[str]:
                 f"block sizes differ ({sizes[0]} and {sizes[1]} tokens) and {why}: start both with the same "
                 "--block-size"
             )
-        yield f"{why}, and no block of one side holds the same tokens as a block of the other"
+        yield (
+            f"{why}, and no block of one side holds the same tokens as a block of the other: start both with "
+            "the same DCP, or with an interleave of a whole block"
+        )
 
 
 def _cut(text: str) -> str:

@@ -32,7 +32,7 @@ def copies(
     """Two processes, real engine: the bandwidth of the data path against the engine's own best.
 
     The memory is laid out as KV caches are. Every row is measured in turns with large contiguous copies by
-    the engine alone.
+    the engine alone. Ends with 1 if a row is below the least that any should reach.
     """
     _prepare(json_file, plot)
     from .copies import run
@@ -55,7 +55,7 @@ def layers(quick: Quick = False, json_file: JsonFile = None, plot: Plot = None) 
     forward pass pays for the push.
 
     The forward pass multiplies matrices on one thread, four times as long as the engine alone takes for the
-    bytes, in turns with a push and without one.
+    bytes, in turns with a push and without one. Ends with 1 if more is unsent, or paid, than is asked for.
     """
     _prepare(json_file, plot)
     from .layers import run

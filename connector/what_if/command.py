@@ -217,7 +217,7 @@ def plan(
 ) -> None:
     """Say who copies what from whom between two layouts, without starting anything.
 
-    dfirst plan --prefill tp=8,pcp=2,dcp=8 --decode tp=8,dcp=4,dp=2 --mla --tokens 4096
+    dfirst plan --prefill tp=8,dcp=8 --decode tp=8,dcp=4,dp=2 --mla --convention b --interleave 128
 
     Prints what each rank holds, who reads what from whom, bytes and copies, the load of each rank, whom each
     rank waits for before it frees its blocks, and who releases a rank that nobody reads. Engines that are

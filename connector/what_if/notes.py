@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from dfirst.protocol.parallel import CONVENTION_A, CONVENTION_B
+from dfirst.protocol.parallel import CONVENTION_A
 
 from .question import Question
 
@@ -18,7 +18,7 @@ def notes(question: Question, *, convention_given: bool) -> Iterator[str]:
         )
     for name, side in sides.items():
         sizes = side.sizes
-        if sizes.convention == CONVENTION_B and sizes.pcp > 1 and sizes.dcp == 1:
+        if sizes.pcp > 1 and sizes.dcp == 1:
             yield (
                 f"an engine refuses PCP {sizes.pcp} without DCP at its start: give dcp={sizes.pcp} in "
                 f"--{name} as well"

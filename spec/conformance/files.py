@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
+from dfirst.protocol.specification import load_wire
 from dfirst.protocol.trace_lines import EndLine, Line, StartLine
 
 from ..given_path import check_regular
@@ -111,6 +112,11 @@ def _check_place(line: Line, number: int, start: StartLine | None, before: Line 
     if start is None:
         if not isinstance(line, StartLine):
             raise BrokenRule("T3", "the file does not begin with a start line", line=number)
+        if line.version != load_wire().version:
+            theirs, ours = line.version, load_wire().version
+            raise BrokenRule(
+                "T3", f"the file is of protocol version {theirs}, the spec is {ours}", line=number
+            )
         return line
     if isinstance(line, StartLine):
         raise BrokenRule("T3", "a second start in one file", line=number)

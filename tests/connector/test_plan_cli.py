@@ -327,7 +327,8 @@ def test_bad_values_are_named(prefill: str, words: list[str], named: list[str]) 
     ("prefill", "words", "noted"),
     [
         ("tp=4,dcp=2", [], ["--convention b", "--cp-kv-cache-interleave-size"]),
-        ("tp=4,pcp=2", [], ["--convention b"]),
+        ("tp=4,pcp=2,dcp=2", [], ["--convention b"]),
+        ("tp=4,pcp=2", ["--convention", "a"], ["PCP 2 without DCP"]),
         ("tp=4,dcp=2", ["--convention", "a"], []),
         ("tp=4", [], []),
         ("tp=4,pcp=2", ["--convention", "b"], ["PCP 2 without DCP", "dcp=2 in --prefill"]),

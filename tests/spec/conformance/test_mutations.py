@@ -274,6 +274,7 @@ MUTATIONS = {
     "a line that is none": ("pull", "P0", with_fields("PB21", attempt="none"), "T1"),
     "a line of another rank": ("pull", "P0", with_fields("PB21", rank=7), "T3"),
     "a file without a beginning": ("pull", "P0", lambda lines: lines[1:], "T3"),
+    "a file of another version": ("pull", "P0", with_fields("start", version=2), "T3"),
     "a line after the end": ("pull", "P0", lambda lines: [*lines, lines[-2]], "T3"),
     "time that goes back": ("pull", "P0", with_fields("sent LAYOUT", time=1.0), "T2"),
 }
