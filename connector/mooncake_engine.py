@@ -104,7 +104,7 @@ class _Mover:
 
 @dataclass(eq=False)
 class Batch:
-    """A batch that was begun. Over other transports than TCP it runs when it is waited for."""
+    """A batch that was begun. Over other transports than TCP it has also ended by then."""
 
     direction: str
     peer: str
@@ -115,6 +115,8 @@ class Batch:
     """The number of what issued it."""
     number: int = 0
     """The engine's; 0 if it took none."""
+    copied: bool | None = None
+    """Whether all has arrived; None while nobody knows."""
 
 
 class MooncakeEngine:
@@ -257,6 +259,9 @@ class MooncakeEngine:
             mover = self._movers[peer]
             submit = getattr(mover.engine, f"batch_transfer_async_{direction}")
             batch.mover, batch.number = mover.number, submit(peer, *_cut(*columns))
+        else:
+            # Now, while the leave to copy is fresh, and not when it is waited for (rule R3).
+            batch.copied = self._run(batch)
         return batch
 
     def finish(self, batch: Batch) -> bool:
@@ -264,7 +269,7 @@ class MooncakeEngine:
         if batch.number == _REFUSED or not self._is_current(batch):
             # It was not begun, or has ended with the mover that an earlier batch of this peer took along.
             return False
-        if self._wait(batch) if self._protocol == "tcp" else self._run(batch):
+        if self._wait(batch) if batch.copied is None else batch.copied:
             return True
         logger.warning(
             "%s: a %s of %d descriptors failed after %.2f s",
@@ -319,8 +324,6 @@ class MooncakeEngine:
             return self._movers.get(peer)
 
     def _is_current(self, batch: Batch) -> bool:
-        if self._protocol != "tcp":
-            return True
         mover = self._mover(batch.peer)
         return mover is not None and mover.number == batch.mover
 

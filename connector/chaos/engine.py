@@ -44,12 +44,13 @@ class FaultyEngine:
     def begin(
         self, direction: str, peer: str, local: list[int], remote: list[int], lengths: list[int]
     ) -> Batch:
-        """Nothing moves before ``finish``, where a fault may come."""
-        return Batch(direction, peer, (local, remote, lengths), time.perf_counter())
+        """Nothing moves any more when this returns: the leave to copy is fresh now (rule R3)."""
+        copy = self.read if direction == "read" else self.write
+        copied = copy(peer, local, remote, lengths)
+        return Batch(direction, peer, (local, remote, lengths), time.perf_counter(), copied=copied)
 
     def finish(self, batch: Batch) -> bool:
-        copy = self.read if batch.direction == "read" else self.write
-        return copy(batch.peer, *batch.columns)
+        return bool(batch.copied)
 
     def _copy(
         self, direction: str, copy: Copy, peer: str, local: list[int], remote: list[int], lengths: list[int]

@@ -91,6 +91,29 @@ def test_batches_that_were_begun_behind_one_that_failed_fail_with_it_and_the_nex
     assert (memory == 9).all()
 
 
+class FakeRdma:
+    """An engine of another transport than TCP, which this host lacks."""
+
+    def __init__(self) -> None:
+        self.ran: list[list[int]] = []
+
+    def batch_transfer_sync_write(self, _peer: str, _local: list, _remote: list, lengths: list) -> int:
+        self.ran.append(lengths)
+        return -1 if lengths == [2] else 0
+
+
+def test_over_other_transports_a_batch_runs_as_it_is_begun_and_never_later(engine, monkeypatch):
+    fake = FakeRdma()
+    monkeypatch.setattr(engine, "_protocol", "rdma")
+    engine._movers["peer"] = mooncake_engine._Mover(fake)
+    begun = []
+    for length in (1, 2, 3):
+        begun.append(engine.begin("write", "peer", [0], [0], [length]))
+        assert fake.ran[-1] == [length]
+    assert [engine.finish(batch) for batch in begun] == [True, False, True]
+    assert fake.ran == [[1], [2], [3]]
+
+
 def test_what_was_kept_for_a_forgotten_peer_serves_another(engine):
     memory, back = (np.full(64, fill, dtype=np.uint8) for fill in (5, 0))
     engine.register([(memory.ctypes.data, 64)])
