@@ -14,8 +14,9 @@ from ..protocol.messages import MAX_MESSAGE_BYTES, Ack, Cancel, Error, Message, 
 from ..protocol.modes import OWNER
 from ..protocol.timing import Timing
 from .curve import CurveKeys
+from .hosts import bracketed
 from .router.cancel import RankAddress
-from .side_channel import HEADER, bracketed
+from .side_channel import HEADER
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import typer
 from dfirst.spec.explore.commands import explore, simulate
 from dfirst.spec.given_path import not_empty
 from dfirst.spec.number_option import number, whole_number
-from dfirst.spec.output_file import prepare, write
+from dfirst.spec.output_file import as_json, prepare, write
 
 from .bench.commands import bench
 from .chaos.commands import chaos
@@ -358,7 +358,7 @@ def conform(
     except OSError as error:
         fail(f"cannot read the traces: {error.filename}: {error.strerror}", status=2)
     if json_file is not None:
-        write("--json", json_file, found.as_json())
+        write("--json", json_file, as_json(found))
     if found.violation is not None:
         fail(found.violation.sentence)
     if why:

@@ -27,6 +27,6 @@ def is_ipv6(host: str) -> bool:
     return True
 
 
-def in_url(host: str) -> str:
-    """Return the host as URLs want it: an IPv6 address in brackets."""
-    return f"[{host}]" if is_ipv6(host) else host
+def bracketed(host: str) -> str:
+    """Return a host as it stands in an address or a URL: IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-import msgspec
+from dfirst.spec.output_file import as_json
 
 
 def write_json(path: Path, value: object) -> None:
     """Write a struct, or what msgspec encodes, with its directory if that is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+    path.write_bytes(as_json(value))

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from .engine_spec import EngineSpec, RouterSpec, engine_command, engine_environment, router_command
-from .hosts import in_url
+from .hosts import bracketed
 from .processes import STOP_SECONDS, Child, LaunchError, free_port
 
 __all__ = ["Engine", "EngineSpec", "LaunchError", "RouterProcess", "RouterSpec", "Server", "is_healthy"]
@@ -40,7 +40,7 @@ class Server(ABC):
 
     @property
     def url(self) -> str:
-        return f"http://{in_url(self.host)}:{self.port}"
+        return f"http://{bracketed(self.host)}:{self.port}"
 
     @property
     def pid(self) -> int | None:

@@ -19,6 +19,7 @@ from zmq.utils.monitor import recv_monitor_message
 from ..protocol.limits import Sentence
 from ..protocol.messages import MAX_MESSAGE_BYTES, PROTOCOL, VERSION, Error, Message
 from .curve import CurveKeys
+from .hosts import bracketed
 
 logger = logging.getLogger(__name__)
 
@@ -253,8 +254,3 @@ def _readable(message: Message) -> Message:
     if len(reason) <= LONGEST_REASON:
         return message
     return msgspec.structs.replace(message, reason=reason[:LONGEST_REASON])
-
-
-def bracketed(host: str) -> str:
-    """Return a host as it stands in an address: IPv6 in brackets."""
-    return f"[{host}]" if ":" in host else host

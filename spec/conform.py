@@ -54,10 +54,6 @@ class Conformance(msgspec.Struct, frozen=True, kw_only=True):
         ]
         return [*ended, *still, f"conforms to the spec: {self.summary}"]
 
-    def as_json(self) -> bytes:
-        """Return it as a file for programs."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
-
 
 def conform(given: Iterable[Path], running: bool = False, ended: bool = False) -> Conformance:
     """Hold these files and directories against the spec.

@@ -4,6 +4,8 @@ import errno
 import os
 from pathlib import Path
 
+import msgspec
+
 from .endings import fail
 
 
@@ -21,6 +23,11 @@ def prepare(option: str, file: Path | None, suffix: str = "") -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         _refuse(option, file, error)
+
+
+def as_json(value: object) -> bytes:
+    """Return a struct, or what else msgspec encodes, as a JSON file that people and programs read."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
 
 
 def write(option: str, file: Path, content: bytes) -> None:

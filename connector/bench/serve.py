@@ -13,6 +13,7 @@ from itertools import product
 from pathlib import Path
 
 import msgspec
+from dfirst.spec.output_file import write
 from rich.console import Console
 
 from ..demo_model import Kind, make_model
@@ -197,10 +198,6 @@ def run(
     unknown = [way for way in ways or () if way not in TITLES]
     if unknown:
         fail(f"--way {unknown[0]} is not known; use {', '.join(TITLES)}", 2)
-    numbers = [("--rounds", rounds), *(("--tokens", one) for one in tokens or ())]
-    for option, number in [*numbers, *(("--at-once", one) for one in at_once or ())]:
-        if number < 1:
-            fail(f"{option} is {number}; give a whole number of at least 1", 2)
     longest = MAX_MODEL_LEN - FIRST_TOKEN_OUTPUT
     if tokens and max(tokens) > longest:
         fail(f"--tokens {max(tokens)} is more than the engines here take; give at most {longest}", 2)
@@ -217,7 +214,7 @@ def run(
         fail(str(error))
     except KeyboardInterrupt:
         fail("interrupted; the engines are stopped", 130)
-    for file, content in ((json_file, report.encode()), (plot, picture(report))):
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(content)
+    if json_file is not None:
+        write("--json", json_file, report.encode())
+    if plot is not None:
+        write("--plot", plot, picture(report))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from statistics import median, quantiles
 
 import msgspec
+from dfirst.spec.output_file import as_json
 
 from .serve_cpu import CLIENT, CpuTime
 from .serve_load import Load, Sample
@@ -68,7 +69,7 @@ class ServeReport(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[Row]
 
     def encode(self) -> bytes:
-        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+        return as_json(self)
 
 
 Groups = dict[tuple[Cell, str], list[Measured]]

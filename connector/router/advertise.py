@@ -3,7 +3,7 @@
 import socket
 from urllib.parse import urlsplit
 
-from ..hosts import in_url
+from ..hosts import bracketed
 from .settings import RouterSettings
 
 METASERVER_PATH = "/v1/metaserver"
@@ -15,7 +15,7 @@ def metaserver_url(settings: RouterSettings) -> str:
     host = settings.advertised_host or settings.host
     if host in FAMILIES:
         host = address_towards(settings.decode[0], host)
-    return f"http://{in_url(host)}:{settings.port}{METASERVER_PATH}"
+    return f"http://{bracketed(host)}:{settings.port}{METASERVER_PATH}"
 
 
 def address_towards(url: str, wildcard: str) -> str:

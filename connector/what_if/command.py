@@ -234,6 +234,7 @@ def plan(
         fail(f"--svg and --json are both {svg}; give each its own file", 2)
     prepare("--svg", svg, ".svg")
     prepare("--json", None if to_stdout else json_file)
+    followed = (convention or Convention.A).value
     try:
         if cached > tokens:
             raise ValueError(f"--cached is {cached}; give a whole number of at most {tokens}, as --tokens is")
@@ -244,7 +245,7 @@ def plan(
                 block_tokens=prefill_block_size or block_size,
                 interleave=interleave,
                 layer_split=prefill_layers,
-                convention=(convention or Convention.A).value,
+                convention=followed,
             ),
             decode=read_engine(
                 "decode",
@@ -252,7 +253,7 @@ def plan(
                 block_tokens=decode_block_size or block_size,
                 interleave=interleave,
                 layer_split=decode_layers,
-                convention=(convention or Convention.A).value,
+                convention=followed,
             ),
             model=read_model(layers, mla=mla, kv_heads=kv_heads, head_size=head_size, dtype=dtype),
             prompt_tokens=tokens,

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from ..output_file import as_json
 from .mutants import Verdict, all_mutants, tried, way_to
 from .run import show, workers
 
@@ -122,7 +123,7 @@ def _write(file: Path | None, record: Record) -> None:
     record.seconds = round(sum(verdict.seconds for verdict in record.mutants), 1)
     if file is not None:
         fresh = file.with_suffix(".part")
-        fresh.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+        fresh.write_bytes(as_json(record))
         fresh.replace(file)
 
 
