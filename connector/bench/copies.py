@@ -7,33 +7,27 @@ after.
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from ...protocol.commands import AcceptPush, StartPull, remote_of
+from ...protocol.commands import StartPull, remote_of
 from ...protocol.messages import TransferKey
 from ...protocol.modes import BLOCKWISE
-from ...protocol.shards import Directory, Shard
 from ..endings import fail
-from ..extra_config import ExtraConfig
 from ..json_file import write_json
 from ..mooncake_engine import MAX_TCP_RUN_BYTES
 from .bars import bars
 from .copies_cases import Case, cases
-from .copies_content import check_arrived
 from .copies_prefill import serve
-from .copies_rank import decode_side, wait_received
-from .copies_reference import PIECES, Reference
+from .copies_reference import PIECES
 from .far import Far
+from .two_sides import Engines, TwoSides, memory_needed
 
-STAGING_BYTES = ExtraConfig().staging_bytes
 SIZE, QUICK_SIZE = 128 << 20, 32 << 20
 """A prompt: 1,000 tokens of the model of ``COPIES.md``, and fewer."""
 ROUNDS, QUICK_ROUNDS = 5, 3
@@ -64,7 +58,7 @@ def run(quick: bool, only: str, json_file: Path | None, plot: Path | None) -> in
     size = QUICK_SIZE if quick else SIZE
     console = Console()
     rows: list[Row] = []
-    with _bench(_memory_needed(chosen, size)) as bench:
+    with Bench(serve, memory_needed(chosen, size)) as bench:
         console.print(bench.words())
         for case in chosen:
             row = bench.row(case, size, QUICK_ROUNDS if quick else ROUNDS)
@@ -83,39 +77,18 @@ def run(quick: bool, only: str, json_file: Path | None, plot: Path | None) -> in
     return int(low > 0)
 
 
-def _memory_needed(chosen: list[Case], size: int) -> int:
-    prefill = max(
-        case.bytes_of_rank(case.prefill_tp, case.blocks(size)) * len(case.prefill_ranks) for case in chosen
-    )
-    decode = max(
-        case.bytes_of_rank(case.decode_tp, case.blocks(size)) * len(case.decode_ranks) for case in chosen
-    )
-    return max(prefill, decode, 2 * size)
+class Bench(TwoSides):
+    """Also knows what the engine alone is best at."""
 
-
-@contextmanager
-def _bench(size: int) -> Iterator["Bench"]:
-    bench = Bench(size)
-    try:
-        yield bench
-    finally:
-        bench.far.end()
-
-
-class Bench:
-    """Both processes and the engine alone between them."""
-
-    def __init__(self, size: int) -> None:
-        self.far = Far(serve, size)
-        self.memory = np.zeros(size, dtype=np.uint8)
-        self.memory[:] = 1
-        self._reference = Reference(self.memory)
-        self._there, self._there_memory = self.far("reference_address")
-        self._pieces = {direction: self._fastest(direction, size) for direction in ("read", "write")}
+    def __init__(self, serve: Callable[[Connection, int], None], size: int) -> None:
+        super().__init__(serve, size)
+        tried = min(size, SIZE)
+        self._pieces = {direction: self._fastest(direction, tried) for direction in ("read", "write")}
         self._in_short_pieces = {
-            direction: self._rate(direction, min(size, SIZE)) for direction in self._pieces
+            direction: tried / self.least_engine_seconds(direction, tried, MAX_TCP_RUN_BYTES)
+            for direction in self._pieces
         }
-        self._serial = 0
+        """Bytes a second, in pieces as dfirst makes them."""
 
     def words(self) -> str:
         """Say what is compared with, and what the engine can do with pieces as dfirst makes them."""
@@ -131,26 +104,22 @@ class Bench:
     def row(self, case: Case, size: int, rounds: int) -> Row:
         """Measure one layout."""
         blocks = case.blocks(size)
-        prefill = self.far("open", case, blocks, STAGING_BYTES)
-        try:
-            with decode_side(case, self.memory.ctypes.data, blocks, STAGING_BYTES) as (ranks, decode):
-                return self._measured(_Pair(case, blocks, prefill, decode, ranks, self.far), rounds)
-        finally:
-            self.far("close")
+        with self.engines(case, blocks) as engines:
+            return self._measured(_Pair(case, blocks, engines, self.far), rounds)
 
     def _measured(self, pair: "_Pair", rounds: int) -> Row:
         direction = "read" if pair.case.mode == BLOCKWISE else "write"
         moved = pair.bytes
-        pair.transfer(self._next())  # first contact, and the pages are touched
+        pair.transfer(self.next_key())  # first contact, and the pages are touched
         ours: list[tuple[float, float]] = []
         engine: list[tuple[float, float]] = []
         for _ in range(rounds):
             engine.append(self._timed(lambda: self._engine_alone(direction, moved)))
-            ours.append(self._timed(lambda: pair.transfer(self._next())))
+            ours.append(self._timed(lambda: pair.transfer(self.next_key())))
         engine.append(self._timed(lambda: self._engine_alone(direction, moved)))
         self.memory[:] = 0
-        pair.transfer(self._next())
-        check_arrived(self.memory, pair.case, pair.blocks, pair.shards, self.far)
+        pair.transfer(self.next_key())
+        self.check_arrived(pair.case, pair.blocks, pair.engines)
         taken, alone = (statistics.median(each[0] for each in found) for found in (ours, engine))
         cpu, alone_cpu = (statistics.median(each[1] for each in found) for found in (ours, engine))
         return Row(
@@ -173,48 +142,24 @@ class Bench:
         return taken, time.process_time() + self.far("cpu") - cpu
 
     def _engine_alone(self, direction: str, size: int) -> None:
-        self._seconds(direction, size, self._pieces[direction])
+        self.engine_seconds(direction, size, self._pieces[direction])
 
     def _fastest(self, direction: str, size: int) -> int:
-        size = min(size, SIZE)
-        self._seconds(direction, size, PIECES[0])
-        return min(PIECES, key=lambda piece: _best(lambda: self._seconds(direction, size, piece)))
-
-    def _rate(self, direction: str, size: int) -> float:
-        """Return bytes a second of the engine alone in pieces as dfirst makes them."""
-        return size / _best(lambda: self._seconds(direction, size, MAX_TCP_RUN_BYTES))
-
-    def _seconds(self, direction: str, size: int, piece: int) -> float:
-        if direction == "read":
-            return self._reference.seconds("read", self._there, self._there_memory, size, piece)
-        here = (self._reference.data_address, self.memory.ctypes.data)
-        taken: float = self.far("reference_write", *here, size, piece)
-        return taken
-
-    def _next(self) -> TransferKey:
-        self._serial += 1
-        return TransferKey(f"bench-{self._serial}", 0)
+        self.engine_seconds(direction, size, PIECES[0])
+        return min(PIECES, key=lambda piece: self.least_engine_seconds(direction, size, piece))
 
 
 class _Pair:
     """Both engines of one row."""
 
-    def __init__(
-        self, case: Case, blocks: int, prefill: Directory, decode: Directory, ranks: list[Any], far: Far
-    ) -> None:
+    def __init__(self, case: Case, blocks: int, engines: Engines, far: Far) -> None:
         self.case = case
         self.blocks = blocks
-        self._prefill, self._decode = prefill, decode
-        self._ranks = ranks
+        self.engines = engines
         self._far = far
         self._tokens = blocks * case.block_size
         self._from, self._to = case.table(blocks, 1), case.table(blocks, 2)
         self.bytes = case.moved_bytes(blocks)
-
-    @property
-    def shards(self) -> list[Shard]:
-        """Of the decode ranks."""
-        return [rank.entry.shard for rank in self._ranks]
 
     @property
     def piece_bytes(self) -> int:
@@ -222,8 +167,11 @@ class _Pair:
         from ...protocol.copies import copies
         from ...protocol.plan import plan_pair
 
-        leg = plan_pair(self._prefill, self._decode).request("bench", self._tokens, 0).legs[0]
-        shards = self._prefill.ranks[leg.prefill_rank].shard, self._decode.ranks[leg.decode_rank].shard
+        leg = plan_pair(self.engines.prefill, self.engines.decode).request("bench", self._tokens, 0).legs[0]
+        shards = (
+            self.engines.prefill.ranks[leg.prefill_rank].shard,
+            self.engines.decode.ranks[leg.decode_rank].shard,
+        )
         moved = copies(leg, *shards, self._from, self._to, range(self._tokens))
         return moved.bytes // max(len(moved), 1)
 
@@ -234,29 +182,17 @@ class _Pair:
             start = StartPull(
                 key=key,
                 request_id=key.transfer_id,
-                remote=remote_of(self._prefill),
+                remote=remote_of(self.engines.prefill),
                 block_ids=self._to,
                 prompt_tokens=self._tokens,
                 cached_tokens=0,
             )
-            for rank in self._ranks:
+            for rank in self.engines.ranks:
                 rank.step(start)
         else:
-            accept = AcceptPush(
-                key=key,
-                request_id=key.transfer_id,
-                block_ids=self._to,
-                prompt_tokens=self._tokens,
-                cached_tokens=0,
-            )
-            for rank in self._ranks:
-                rank.step(accept)
-            self._far("push", key, remote_of(self._decode), self._from, self._tokens)
-        wait_received(self._ranks, key)
-
-
-def _best(seconds: Callable[[], float]) -> float:
-    return min(seconds() for _ in range(3))
+            self.engines.accept(key, self._to, self._tokens)
+            self._far("push", key, remote_of(self.engines.decode), self._from, self._tokens)
+        self.engines.wait_received(key)
 
 
 def _line(row: Row) -> str:

@@ -2,8 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...protocol.commands import Command
@@ -90,26 +89,6 @@ def open_rank(
         shard=shard,
     )
     return BenchRank(entry, loop, engine, [])
-
-
-@contextmanager
-def decode_side(
-    case: Case, address: int, blocks: int, staging_bytes: int
-) -> Iterator[tuple[list[BenchRank], Directory]]:
-    """Start the decode ranks of a row, their caches from ``address`` on, and end them."""
-    stride = case.bytes_of_rank(case.decode_tp, blocks)
-    ranks = [
-        open_rank("D", case, case.decode_tp, number, address + number * stride, blocks, staging_bytes)
-        for number in case.decode_ranks
-    ]
-    try:
-        directory = directory_of("D", case, case.decode_tp, ranks, blocks)
-        for rank in ranks:
-            rank.loop.post(StepBegan(StepMetadata(directory=directory)))
-        yield ranks, directory
-    finally:
-        for rank in ranks:
-            rank.close()
 
 
 def directory_of(name: str, case: Case, tp: int, ranks: Iterable[BenchRank], blocks: int) -> Directory:

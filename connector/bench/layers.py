@@ -10,30 +10,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from ...protocol.commands import AcceptPush, remote_of
-from ...protocol.messages import TransferKey
+from ...protocol.commands import remote_of
 from ...protocol.modes import LAYERWISE
-from ...protocol.shards import Directory
-from ..extra_config import ExtraConfig
 from ..json_file import write_json
 from .bars import bars
 from .copies_cases import HEAD_BYTES, KIB, Case
-from .copies_content import check_arrived
-from .copies_rank import BenchRank, decode_side, wait_received
-from .copies_reference import Reference
-from .far import Far
 from .layers_prefill import Pass, Pushed, serve
+from .two_sides import Engines, TwoSides, memory_needed
 
 SIZE, QUICK_SIZE = 64 << 20, 32 << 20
 ROUNDS, QUICK_ROUNDS = 9, 3
 COMPUTE_SHARE = 4.0
 """A forward pass takes so many times what the engine alone takes for its bytes."""
 MOST_UNSENT, MOST_FORWARD = 0.15, 1.05
-STAGING_BYTES = ExtraConfig().staging_bytes
+REFERENCE_PIECE = 4 << 20
+"""Of the engine alone."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +80,8 @@ def run(quick: bool, json_file: Path | None, plot: Path | None) -> int:
     """Measure, print and write; return 1 if anything is above what is asked for."""
     chosen, size = layers_cases(quick), QUICK_SIZE if quick else SIZE
     console = Console()
-    bench = _Bench(max(_memory(one.case, size) for one in chosen))
-    try:
+    with _Bench(serve, memory_needed([one.case for one in chosen], size)) as bench:
         rows = [bench.row(one, size, QUICK_ROUNDS if quick else ROUNDS) for one in chosen]
-    finally:
-        bench.far.end()
     console.print(_table(rows))
     above = sum(row.unsent > MOST_UNSENT or row.ratio > MOST_FORWARD for row in rows)
     if above:
@@ -105,47 +96,31 @@ def run(quick: bool, json_file: Path | None, plot: Path | None) -> int:
     return int(above > 0)
 
 
-def _memory(case: Case, size: int) -> int:
-    ranks = max(len(case.prefill_ranks), len(case.decode_ranks))
-    tp = min(case.prefill_tp, case.decode_tp)
-    return max(case.bytes_of_rank(tp, case.blocks(size)) * ranks, size)
-
-
-class _Bench:
-    """Both processes."""
-
-    def __init__(self, size: int) -> None:
-        self.far = Far(serve, size)
-        self._memory = np.zeros(size, dtype=np.uint8)
-        self._memory[:] = 1
-        self._reference = Reference(self._memory)
-        self._serial = 0
+class _Bench(TwoSides):
+    """Times forward passes over there."""
 
     def row(self, one: LayersCase, size: int, rounds: int) -> Row:
         """Measure one layout."""
-        case = one.case
-        blocks = case.blocks(size)
-        self.far("open", case, blocks, STAGING_BYTES)
-        try:
-            with decode_side(case, self._memory.ctypes.data, blocks, STAGING_BYTES) as (ranks, decode):
-                return self._measured(one, blocks, ranks, decode, rounds)
-        finally:
-            self.far("close")
+        blocks = one.case.blocks(size)
+        with self.engines(one.case, blocks) as engines:
+            return self._measured(one, blocks, engines, rounds)
 
-    def _measured(
-        self, one: LayersCase, blocks: int, ranks: list[BenchRank], decode: Directory, rounds: int
-    ) -> Row:
+    def _measured(self, one: LayersCase, blocks: int, engines: Engines, rounds: int) -> Row:
         moved = one.case.moved_bytes(blocks)
-        seconds = COMPUTE_SHARE * self._engine_alone(moved) / (one.case.layers * one.chunks)
+        seconds = (
+            COMPUTE_SHARE
+            * self.least_engine_seconds("write", moved, REFERENCE_PIECE)
+            / (one.case.layers * one.chunks)
+        )
         self.far("set_layer_seconds", seconds)
-        self._pushed(one, blocks, ranks, decode)  # first contact, and the pages are touched
+        self._pushed(one, blocks, engines)  # first contact, and the pages are touched
         alone: list[Pass] = []
         pushed: list[tuple[Pass, float]] = []
         for _ in range(rounds):
             alone.append(self._forward(one, None))
-            pushed.append(self._pushed(one, blocks, ranks, decode))
+            pushed.append(self._pushed(one, blocks, engines))
         alone.append(self._forward(one, None))
-        check_arrived(self._memory, one.case, blocks, [rank.entry.shard for rank in ranks], self.far)
+        self.check_arrived(one.case, blocks, engines)
         return Row(
             name=one.name,
             bytes=moved,
@@ -158,33 +133,17 @@ class _Bench:
             / statistics.median(each.cpu for each in alone),
         )
 
-    def _engine_alone(self, size: int) -> float:
-        here = (self._reference.data_address, self._memory.ctypes.data)
-        return min(self.far("reference_write", *here, size, 4 << 20) for _ in range(3))
-
     def _forward(self, one: LayersCase, pushed: Pushed | None) -> Pass:
         found: Pass = self.far("forward", one.case.layers, one.chunks, pushed)
         return found
 
-    def _pushed(
-        self, one: LayersCase, blocks: int, ranks: list[BenchRank], decode: Directory
-    ) -> tuple[Pass, float]:
+    def _pushed(self, one: LayersCase, blocks: int, engines: Engines) -> tuple[Pass, float]:
         """Return the pass, and the seconds from its end to the last decode rank's report."""
-        self._serial += 1
-        key = TransferKey(f"layers-{self._serial}", 0)
-        tokens = blocks * one.case.block_size
-        accept = AcceptPush(
-            key=key,
-            request_id=key.transfer_id,
-            block_ids=one.case.table(blocks, 2),
-            prompt_tokens=tokens,
-            cached_tokens=0,
-        )
-        for rank in ranks:
-            rank.step(accept)
-        prompt = Pushed(key, remote_of(decode), one.case.table(blocks, 1), tokens)
+        key, tokens = self.next_key(), blocks * one.case.block_size
+        engines.accept(key, one.case.table(blocks, 2), tokens)
+        prompt = Pushed(key, remote_of(engines.decode), one.case.table(blocks, 1), tokens)
         forward = self._forward(one, prompt)
-        wait_received(ranks, key)
+        engines.wait_received(key)
         return forward, max(0.0, time.perf_counter() - forward.ended_at)
 
 
