@@ -61,17 +61,24 @@ class FakeServer:
             raise LaunchError(f"{self.name} ended by itself")
 
     def kill(self) -> None:
-        """As SIGKILL would: every connection breaks."""
+        """As SIGKILL would: every connection breaks, and what was held is never answered."""
+        self._break_connections()
         server, self._server = self._server, None
         if server is not None:
             server.shutdown()
             server.server_close()
-        for connection in self._connections:
+        self._break_connections()  # those that came meanwhile
+        with self._changed:
+            self.least_at_once = 0
+            self._changed.notify_all()
+
+    def _break_connections(self) -> None:
+        connections, self._connections = self._connections, []
+        for connection in connections:
             try:
                 connection.shutdown(socket.SHUT_RDWR)
             except OSError:
-                continue
-        self._connections.clear()
+                continue  # it has ended by itself
 
     def _serve(self) -> None:
         owner = self
