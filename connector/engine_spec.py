@@ -17,6 +17,7 @@ from .processes import free_port
 
 Role = Literal["prefill", "decode", "single"]
 LoadFailurePolicy = Literal["recompute", "fail"]
+Executor = Literal["uni", "mp"]
 Mode = Literal["blockwise", "blockwise-d-first", "layerwise"]
 
 CONNECTOR = "DFirstConnector"
@@ -26,6 +27,9 @@ KV_ROLES: dict[str, str] = {"prefill": "kv_producer", "decode": "kv_consumer"}
 CPU_BLOCK_TOKENS = 32
 CPU_MLA_BLOCK_TOKENS = 16
 CPU_KV_CACHE_BYTES = 256 * 1024 * 1024
+
+# On a CPU vLLM takes the word "uni" for "mp", because of OpenMP settings that are made here anyway.
+UNI_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +45,9 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 0
     tp: int = 1
     dp: int = 1
+    # Whether the worker runs inside the engine core's process or in one of its own, as vLLM names it. For one
+    # rank on a CPU the default is what vLLM chooses on accelerators: inside.
+    executor: Executor | None = None
     # The connector's name for this engine; the role by default.
     engine_id: str | None = None
     block_size: int | None = None
@@ -98,6 +105,9 @@ def engine_command(spec: EngineSpec, port: int, *, on_cpu: bool | None = None) -
             "--data-parallel-rpc-port",
             str(free_port(spec.host)),
         ]
+    executor: str | None = spec.executor
+    if on_cpu and (spec.executor == "uni" or (spec.executor is None and spec.tp * spec.dp == 1)):
+        executor = UNI_EXECUTOR
     block_size, kv_cache_bytes = spec.block_size, spec.kv_cache_bytes
     if on_cpu:
         # Compiling costs half a minute of start-up, and a small model gains nothing by it.
@@ -111,6 +121,7 @@ def engine_command(spec: EngineSpec, port: int, *, on_cpu: bool | None = None) -
             # The compiled rotary kernel goes wrong on MLA's strided queries: answers change with the batch.
             command += ["--compilation-config", '{"custom_ops": ["all", "-rotary_embedding"]}']
     for flag, value in (
+        ("--distributed-executor-backend", executor),
         ("--block-size", block_size),
         ("--kv-cache-memory-bytes", kv_cache_bytes),
         ("--max-num-batched-tokens", spec.max_num_batched_tokens),

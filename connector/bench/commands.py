@@ -10,6 +10,8 @@ from dfirst.spec.given_path import not_empty
 from dfirst.spec.number_option import whole_number
 from dfirst.spec.output_file import prepare
 
+from ..engine_spec import Executor
+
 bench = typer.Typer(
     help="Measure what a hand-over costs on this host, side by side with what it is compared with.",
     no_args_is_help=True,
@@ -71,7 +73,8 @@ def serve(
     way: Annotated[
         list[str] | None,
         typer.Option(
-            help="One way to measure: alone, blockwise, layerwise, mooncake or nixl. Repeat it; all if none."
+            help="One way to measure: alone, blockwise, blockwise-d-first, layerwise, mooncake or nixl. "
+            "Repeat it; all if none."
         ),
     ] = None,
     tokens: Annotated[
@@ -82,21 +85,29 @@ def serve(
         list[int] | None,
         whole_number("--at-once", "Requests at once. Repeat it; 1 and 4 if none.", least=1),
     ] = None,
-    rounds: Annotated[int, whole_number("--rounds", "How often everything is measured.", least=1)] = 3,
+    rounds: Annotated[int, whole_number("--rounds", "How often everything is measured.", least=1)] = 5,
+    executor: Annotated[
+        Executor,
+        typer.Option(
+            help="How vLLM runs each engine: uni, its choice for one rank on an accelerator, or mp, its "
+            "choice on a CPU, with the worker in a process of its own and both spinning on a queue."
+        ),
+    ] = "uni",
     work_dir: Annotated[
         Path, typer.Option(parser=not_empty("--work-dir"), metavar="DIR", help="For the model and logs.")
     ] = Path(".bench"),
 ) -> None:
     """Real vLLM engines: what a hand-over adds to the time to the first token, and throughput.
 
-    One engine alone, dfirst in both modes, and vLLM's own MooncakeConnector and NixlConnector (where nixl is
-    installed) take the same loads in turns: 1,000 and 4,000 tokens, 1 and 4 requests at once, and 16 at once
-    for the throughput. CPU time is printed beside, since two cores starve each other. Takes some minutes.
+    One engine alone, dfirst in its three modes, vLLM's MooncakeConnector and its NixlConnector (where nixl
+    is installed) take the same loads in turns: 1,000 and 4,000 tokens, 1 and 4 requests at once, and 16 at
+    once for the throughput. CPU time is printed beside, since two cores starve each other. Takes some
+    minutes.
     """
     _prepare(json_file, plot)
     from .serve import run
 
-    run(quick, way, tokens, at_once, rounds, work_dir, json_file, plot)
+    run(quick, way, tokens, at_once, rounds, executor, work_dir, json_file, plot)
 
 
 def _prepare(json_file: Path | None, plot: Path | None) -> None:

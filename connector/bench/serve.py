@@ -1,6 +1,6 @@
 """``dfirst bench serve``: the same prompts through a hand-over and without one, side by side.
 
-All servers are started first and stay up: one engine alone, a pair with dfirst for both its modes, a pair for
+All servers are started first and stay up: one engine alone, a pair with dfirst for all its modes, a pair for
 each of vLLM's own connectors, all with the same small model and settings. Then the loads are sent one after
 the other, one way at a time, and the order of the ways alternates from round to round: what else the machine
 does hits them all alike.
@@ -18,6 +18,7 @@ from rich.console import Console
 
 from ..demo_model import Kind, make_model
 from ..endings import fail
+from ..engine_spec import Executor
 from ..launch import Server
 from ..processes import LaunchError, end_on_sigterm_as_on_ctrl_c
 from ..waiting import waiting
@@ -31,7 +32,7 @@ from .serve_ways import MODEL_NAME, TITLES, EngineSettings, Way, make_ways, miss
 MODEL: Kind = "gqa"
 LENGTHS = (1000, 4000)
 AT_ONCE = (1, 4)
-ROUNDS = 3
+ROUNDS = 5
 FIRST_TOKEN_OUTPUT = 4
 REQUESTS_A_ROUND = 4
 THROUGHPUT_TOKENS, THROUGHPUT_OUTPUT, THROUGHPUT_AT_ONCE, THROUGHPUT_REQUESTS = 1000, 16, 16, 32
@@ -50,6 +51,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     lengths: tuple[int, ...] = LENGTHS
     at_once: tuple[int, ...] = AT_ONCE
     rounds: int = ROUNDS
+    executor: Executor = "uni"
 
 
 def run_serve(settings: ServeSettings, console: Console) -> ServeReport:
@@ -71,6 +73,7 @@ def run_serve(settings: ServeSettings, console: Console) -> ServeReport:
             max_model_len=MAX_MODEL_LEN,
             kv_cache_bytes=KV_CACHE_BYTES,
             prefill_chunk_tokens=PREFILL_CHUNK_TOKENS,
+            executor=settings.executor,
         ),
     )
     servers: list[Server] = []
@@ -95,6 +98,7 @@ def run_serve(settings: ServeSettings, console: Console) -> ServeReport:
             server.stop()
     report = ServeReport(
         model=f"the {MODEL} demo model",
+        executor=settings.executor,
         rounds=settings.rounds,
         left_out=left_out,
         rows=rows_of(measured),
@@ -113,6 +117,7 @@ def cells(settings: ServeSettings) -> list[Cell]:
                 output_tokens=FIRST_TOKEN_OUTPUT,
                 requests=max(REQUESTS_A_ROUND, 2 * at_once if at_once > 1 else 0),
                 at_once=at_once,
+                in_bursts=True,
             ),
         )
         for length in settings.lengths
@@ -128,8 +133,8 @@ def cells(settings: ServeSettings) -> list[Cell]:
 
 
 def in_turn(ways: Sequence[Way], turn: int) -> list[Way]:
-    """Another order each time: moved on by one, and every second time backwards."""
-    start = turn % len(ways)
+    """Another order each time: forwards and backwards, then moved on by one."""
+    start = turn // 2 % len(ways)
     moved = [*ways[start:], *ways[:start]]
     return moved[::-1] if turn % 2 else moved
 
@@ -150,10 +155,11 @@ def _measure(ways: Sequence[Way], settings: ServeSettings, console: Console) -> 
             for way in ways:
                 _send(way, load, f"{way.name} warming up")
     loads = cells(settings)
-    for turn, (number, cell) in enumerate(product(range(settings.rounds), loads)):
+    for number, (place, cell) in product(range(settings.rounds), enumerate(loads)):
+        turn = number + 2 * place
         what = load_name(cell.what, cell.load.prompt_tokens, cell.load.at_once)
         with waiting(console, f"round {number + 1} of {settings.rounds}: {what}"):
-            group = [_one(way, cell, f"{way.name} {turn}") for way in in_turn(ways, turn)]
+            group = [_one(way, cell, f"{way.name} {number} {place}") for way in in_turn(ways, turn)]
         yield group
 
 
@@ -190,6 +196,7 @@ def run(
     tokens: Sequence[int] | None,
     at_once: Sequence[int] | None,
     rounds: int,
+    executor: Executor,
     work_dir: Path,
     json_file: Path | None,
     plot: Path | None,
@@ -207,6 +214,7 @@ def run(
         lengths=tuple(tokens or (LENGTHS[:1] if quick else LENGTHS)),
         at_once=tuple(at_once or (AT_ONCE[:1] if quick else AT_ONCE)),
         rounds=1 if quick else rounds,
+        executor=executor,
     )
     try:
         report = run_serve(settings, Console())

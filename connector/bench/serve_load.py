@@ -36,6 +36,10 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     requests: int
     at_once: int
+    in_bursts: bool = False
+    """Whether the next ones are only sent when all of the last ones are answered. Else each answer is
+    followed by another request at once, and a faster answer makes that one wait longer for its turn.
+    """
 
 
 def prompts(load: Load, title: str) -> list[str]:
@@ -56,14 +60,17 @@ def open_client(url: str, headers: dict[str, str]) -> httpx.AsyncClient:
 async def run_load(
     client: httpx.AsyncClient, model: str, asked: Sequence[str], load: Load
 ) -> tuple[list[Sample], float]:
-    """Send the prompts, ``at_once`` of them at any time; return what each took, and the seconds of all.
+    """Send the prompts as the load says; return what each took, and the seconds of all.
 
     Raises ``LoadError`` for the first answer that is not what was asked for.
     """
-    waiting = iter(asked)
     started = time.perf_counter()
-    lanes = [_lane(client, model, waiting, load) for _ in range(min(load.at_once, len(asked)))]
-    samples = [sample for lane in await asyncio.gather(*lanes) for sample in lane]
+    size = load.at_once if load.in_bursts else len(asked)
+    samples: list[Sample] = []
+    for first in range(0, len(asked), max(size, 1)):
+        waiting = iter(asked[first : first + size])
+        lanes = [_lane(client, model, waiting, load) for _ in range(min(load.at_once, size))]
+        samples += [sample for lane in await asyncio.gather(*lanes) for sample in lane]
     return samples, time.perf_counter() - started
 
 

@@ -7,7 +7,7 @@ from .serve_report import FIRST_TOKEN, Row, ServeReport
 from .serve_table import by_load
 from .serve_ways import TITLES
 
-COLOURS = dict(zip(TITLES, ("#777777", "#2b6cb0", "#38a169", "#dd6b20", "#805ad5"), strict=True))
+COLOURS = dict(zip(TITLES, ("#777777", "#2b6cb0", "#319795", "#38a169", "#dd6b20", "#805ad5"), strict=True))
 WIDTH, LEFT, RIGHT, BAR, GAP, GROUP_GAP, MARGIN = 900, 330, 110, 16, 3, 30, 20
 STYLE = "font-family: Helvetica, Arial, sans-serif; font-size: 12px"
 

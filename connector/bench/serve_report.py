@@ -6,6 +6,7 @@ from statistics import median, quantiles
 import msgspec
 from dfirst.spec.output_file import as_json
 
+from ..engine_spec import Executor
 from .serve_cpu import CLIENT, CpuTime
 from .serve_load import Load, Sample
 from .serve_ways import ALONE, MOONCAKE, TITLES
@@ -64,6 +65,7 @@ class ServeReport(msgspec.Struct, frozen=True, kw_only=True):
     """The whole run. ``left_out`` names the ways that this host could not run, each with the reason."""
 
     model: str
+    executor: Executor
     rounds: int
     left_out: list[str]
     rows: list[Row]

@@ -13,21 +13,23 @@ from typing import Any
 import msgspec
 
 from ..demo_client import MODE_HEADER
-from ..engine_spec import EngineSpec, Role, RouterSpec
+from ..engine_spec import EngineSpec, Executor, Role, RouterSpec
 from ..launch import Engine, RouterProcess, Server
 from ..processes import free_port
 
 MODEL_NAME = "bench"
 HOST = "127.0.0.1"
-ALONE, BLOCKWISE, LAYERWISE, MOONCAKE, NIXL = "alone", "blockwise", "layerwise", "mooncake", "nixl"
+ALONE, MOONCAKE, NIXL = "alone", "mooncake", "nixl"
+BLOCKWISE, BLOCKWISE_D_FIRST, LAYERWISE = "blockwise", "blockwise-d-first", "layerwise"
 TITLES = {
     ALONE: "one engine alone",
     BLOCKWISE: "dfirst block-wise",
+    BLOCKWISE_D_FIRST: "dfirst block-wise, D-first",
     LAYERWISE: "dfirst layer-wise",
     MOONCAKE: "vLLM's MooncakeConnector",
     NIXL: "vLLM's NixlConnector",
 }
-DFIRST_WAYS = (BLOCKWISE, LAYERWISE)
+DFIRST_WAYS = (BLOCKWISE, BLOCKWISE_D_FIRST, LAYERWISE)
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +50,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     kv_cache_bytes: int
     prefill_chunk_tokens: int
+    executor: Executor
 
 
 class MooncakeRouterProcess(Server):
@@ -72,7 +75,7 @@ def missing_for(way: str) -> str | None:
 
 
 def make_ways(names: Sequence[str], settings: EngineSettings) -> list[Way]:
-    """Return the named ways, not started yet. Both of dfirst's modes share one pair of engines."""
+    """Return the named ways, not started yet. All of dfirst's modes share one pair of engines."""
     ways: list[Way] = []
     if ALONE in names:
         ways.append(_alone(settings))
@@ -166,6 +169,7 @@ def _engine(
             max_model_len=settings.max_model_len,
             kv_cache_bytes=settings.kv_cache_bytes,
             max_num_batched_tokens=settings.prefill_chunk_tokens,
+            executor=settings.executor,
             vllm_args=arguments,
             environment=environment or {},
         )

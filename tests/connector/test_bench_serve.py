@@ -120,7 +120,9 @@ def test_prompts_have_their_length_and_share_no_block() -> None:
 
 def test_a_report_is_shown_drawn_and_written() -> None:
     rows = rows_of([measured(way, [1.0, 1.2], cell=cell) for cell in (FIRST, SPEED) for way in TITLES])
-    report = ServeReport(model="a model", rounds=1, left_out=["something is left out"], rows=rows)
+    report = ServeReport(
+        model="a model", executor="uni", rounds=1, left_out=["something is left out"], rows=rows
+    )
     root = ET.fromstring(picture(report))
     bars = list(root.iter("{http://www.w3.org/2000/svg}rect"))
     assert len(bars) == 1 + len(rows)
@@ -149,7 +151,7 @@ def test_an_interrupted_run_tells_what_it_has(tmp_path: Path, monkeypatch: pytes
     settings = ServeSettings(work_dir=tmp_path, ways=(ALONE, BLOCKWISE))
     report = serve.run_serve(settings, Console(file=io.StringIO()))
     assert [(row.way, row.prompt_tokens) for row in report.rows] == [(ALONE, 1000), (BLOCKWISE, 1000)]
-    assert report.left_out == ["interrupted after 1 of 15 loads"]
+    assert report.left_out == ["interrupted after 1 of 25 loads"]
     # Before anything is whole there is nothing to tell.
     del sent[3:]
     sent += ["one more"] * 4
@@ -165,17 +167,21 @@ class FakeEngine:
         self.status = status
         self.asked: list[dict[str, Any]] = []
         self.engine_id = engine_id
-        self.at_once = self.most_at_once = 0
+        self.at_once = self.most_at_once = self.answered = 0
+        self.answered_before: list[int] = []
+        """When each request came, how many had been answered."""
 
     async def __call__(self, request: httpx.Request) -> httpx.Response:
         if request.url.path == "/query":
             return httpx.Response(200, json={"0": {"engine_id": self.engine_id, "worker_addr": {}}})
         body = json.loads(request.content)
         self.asked.append(body)
+        self.answered_before.append(self.answered)
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01 * (1 + len(self.asked) % 2))
         self.at_once -= 1
+        self.answered += 1
         if self.status != 200:
             return httpx.Response(self.status, text="it broke")
         events: list[dict[str, Any]] = [{"choices": [{"text": "x"}]} for _ in range(self.tokens)]
@@ -199,6 +205,17 @@ def test_a_load_keeps_so_many_requests_at_once() -> None:
     assert engine.most_at_once == 3
     assert all(0 < sample.first_token_seconds <= sample.seconds <= seconds for sample in samples)
     assert len({body["prompt"] for body in engine.asked}) == 10
+
+
+def test_in_bursts_nothing_is_sent_before_all_are_answered() -> None:
+    engine = FakeEngine()
+    samples, _ = send(engine.client(), msgspec.structs.replace(LOAD, requests=8, at_once=3, in_bursts=True))
+    assert len(samples) == 8
+    assert engine.answered_before == [0, 0, 0, 3, 3, 3, 6, 6]
+    steady = FakeEngine()
+    send(steady.client(), msgspec.structs.replace(LOAD, requests=8, at_once=3))
+    assert steady.answered_before[:3] == [0, 0, 0]
+    assert 0 < steady.answered_before[3] < 3
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from dfirst.connector.demo_model import make_model
 from dfirst.connector.engine_spec import (
+    UNI_EXECUTOR,
     EngineSpec,
     RouterSpec,
     engine_command,
@@ -243,6 +244,16 @@ def test_cpu_settings_stay_on_cpus(tmp_path: Path) -> None:
     assert not {"--dtype", "--block-size", "--enforce-eager", "--kv-cache-memory-bytes"} & set(elsewhere)
     assert engine_environment(spec(), {}, on_cpu=True)["OMP_NUM_THREADS"] == "1"
     assert engine_environment(spec(), {"PATH": "/bin"}, on_cpu=False) == {"PATH": "/bin"}
+
+
+def test_one_rank_on_a_cpu_runs_as_it_would_on_an_accelerator() -> None:
+    named = "--distributed-executor-backend"
+    assert option(engine_command(spec(), 8100, on_cpu=True), named) == UNI_EXECUTOR
+    assert option(engine_command(spec(executor="mp"), 8100, on_cpu=True), named) == "mp"
+    for ranks in ({"tp": 2}, {"dp": 2}):
+        assert named not in engine_command(spec(**ranks), 8100, on_cpu=True)
+    assert named not in engine_command(spec(), 8100, on_cpu=False)
+    assert option(engine_command(spec(executor="uni"), 8100, on_cpu=False), named) == "uni"
 
 
 def test_mla_gets_the_kernels_that_know_float32(tmp_path: Path) -> None:
