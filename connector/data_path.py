@@ -20,7 +20,7 @@ from typing import Protocol
 import msgspec
 
 from ..protocol.copies import Copies, join
-from ..protocol.stages import MAX_RUNS, Slot
+from ..protocol.stages import Slot
 from .mooncake_engine import MAX_DESCRIPTORS, Batch
 from .staged_copies import Answers, StagedCopies, Stopped
 from .staging import Staging
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 MAX_BATCH_BYTES = 32 << 20
 """About 30 ms over loopback: so long may a stop have to wait for the batch in flight."""
-MAX_MERGED_BYTES = 256 << 20
+MAX_MERGED_BYTES, MAX_MERGED_RUNS = 256 << 20, 1 << 20
 """Of pieces of a push that are looked at together: they are copied in batches, or in parts, all the same."""
 _READ, _WRITE = "read", "write"
 STOPPED, DROPPED, LEASE = "stopped", "dropped", "lease"
@@ -469,7 +469,7 @@ class DataPath:
             if following is None or following.drops != first.drops or not _is_ready(following):
                 return taken
             runs, size = runs + len(following.copies), size + following.copies.bytes
-            if runs > MAX_RUNS or size > MAX_MERGED_BYTES:
+            if runs > MAX_MERGED_RUNS or size > MAX_MERGED_BYTES:
                 return taken
             with self._lock:
                 if not job.pieces or job.pieces[0] is not following:

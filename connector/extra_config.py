@@ -32,7 +32,7 @@ class ExtraConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """The ways to move a cache that this engine takes part in."""
     curve_keys: str = ""
     """Directory with the keys (``dfirst keys``) that close the side channel to strangers; empty: open."""
-    staging_bytes: int = 128 << 20
+    staging_bytes: int = 256 << 20
     """Memory of each rank in which small pieces of the cache are gathered, and from which they are
     scattered; 0: copy all directly.
     """

@@ -43,7 +43,10 @@ def joined(starts: Int64Array, lengths: Int64Array) -> Runs:
     """Return the runs with neighbours made one, in the order given."""
     if len(starts) < 2:
         return Runs(starts, lengths)
-    firsts = group_starts(starts[:-1] + lengths[:-1] != starts[1:])
+    breaks = starts[:-1] + lengths[:-1] != starts[1:]
+    if bool(breaks.all()):
+        return Runs(starts, lengths)
+    firsts = group_starts(breaks)
     return Runs(starts[firsts], np.add.reduceat(lengths, firsts))
 
 
@@ -112,7 +115,7 @@ class _Extents:
 
     def _segment(self, place: int, starts: Int64Array, lengths: Int64Array, offset: int) -> _Segment:
         first = int(starts.min())
-        row = int(np.gcd(np.gcd.reduce(starts - first), np.gcd.reduce(lengths)))
+        row = _row_bytes(starts - first, lengths)
         if row < LEAST_ROW_BYTES:
             raise ValueError(
                 f"runs at multiples of {row} bytes are not gathered; {LEAST_ROW_BYTES} are needed"
@@ -124,6 +127,16 @@ class _Extents:
             _rows((starts - first) // row, lengths // row),
             offset,
         )
+
+
+def _row_bytes(offsets: Int64Array, lengths: Int64Array) -> int:
+    """Return the largest number that divides all of them."""
+    length = int(lengths[0])
+    one_length = int(lengths.min()) == int(lengths.max())
+    # A power of two, and the runs are at multiples of it: the usual case, found in a tenth of the time.
+    if one_length and length & (length - 1) == 0 and not np.bitwise_or.reduce(offsets) & (length - 1):
+        return length
+    return int(np.gcd(np.gcd.reduce(offsets), np.gcd.reduce(lengths)))
 
 
 def _rows(firsts: Int64Array, counts: Int64Array) -> Int64Array:

@@ -25,6 +25,10 @@ PATIENCE_SECONDS = 3.0
 """For how long a reader waits for a part before it reads directly: three questions may be lost by then. A
 writer cannot choose: its bytes are in the owner's slot already.
 """
+LEAST_PARTS, LEAST_PART_BYTES = 6, 2 << 20
+"""What is small goes in this many parts, so that gathering and scattering are hidden behind sending, unless
+they get so small that asking for them takes longer than that.
+"""
 IN_FLIGHT = 3
 """Parts that are sent at the same time; fewer than there are places."""
 Ask = Callable[[int, bytes, bytes], None]
@@ -144,7 +148,7 @@ class StagedCopies:
 
         Raises ``Stopped`` if ``may_start`` says no or a batch fails.
         """
-        parts = [_Part(part) for part in whole.split(MAX_RUNS, self._place_bytes)]
+        parts = [_Part(part) for part in whole.split(MAX_RUNS, self._part_bytes(whole.bytes))]
         for place, part in enumerate(parts[:PLACES]):
             self._want(place, part.source)
 
@@ -185,7 +189,8 @@ class StagedCopies:
             self._want(flight.place, flight.part.target)
 
         with self._nothing_left_in_flight():
-            for part in map(_Part, whole.split(MAX_RUNS, min(self._place_bytes, slot.place_bytes))):
+            size = min(self._part_bytes(whole.bytes), slot.place_bytes)
+            for part in map(_Part, whole.split(MAX_RUNS, size)):
                 number, place = self._next, self._next % places
                 self._next += 1
                 self._make_way(place, land)
@@ -206,6 +211,9 @@ class StagedCopies:
         staged = [self.answers.wait(place) for place in range(PLACES)]
         if not all(staged):
             raise OSError("the decode side could not scatter what was written")
+
+    def _part_bytes(self, size: int) -> int:
+        return min(self._place_bytes, max(-(-size // LEAST_PARTS), LEAST_PART_BYTES))
 
     def _send(self, number: int, part: _Part, place: int, own_slot: int, slot: Slot) -> None:
         here = own_slot + place * self._place_bytes

@@ -2,8 +2,7 @@
 
 One half is lent, a slot for a lease, so that movers read and write long runs instead of many short ones (the
 machine ``owner_leg`` says when). The other half is for this rank's own copies. A slot has places, so that one
-part is gathered, one is sent and one is scattered at the same time. Places are no larger than that needs:
-what has just been gathered is still in the processor's cache when it is sent.
+part is gathered, one is sent and one is scattered at the same time.
 """
 
 import logging
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PLACES = 4
-PLACE_BYTES = 4 << 20
-"""Half the parts of 2 MiB cost half the messages, and still fit into a processor's last cache."""
+PLACE_BYTES = 8 << 20
+"""Of parts half as large there would be twice as many questions and answers."""
 _REMEMBERED = 16
 
 

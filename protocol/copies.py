@@ -97,9 +97,12 @@ def join(pieces: Sequence[Copies]) -> Copies:
     """Return all runs of ``pieces`` by ascending source address, with neighbours on both sides made one."""
     if not pieces:
         return Copies(_NOTHING, _NOTHING, _NOTHING)
-    source = np.concatenate([piece.source_addresses for piece in pieces])
-    target = np.concatenate([piece.target_addresses for piece in pieces])
-    length = np.concatenate([piece.lengths for piece in pieces])
+    first, *others = pieces
+    source, target, length = first.source_addresses, first.target_addresses, first.lengths
+    if others:
+        source = np.concatenate([piece.source_addresses for piece in pieces])
+        target = np.concatenate([piece.target_addresses for piece in pieces])
+        length = np.concatenate([piece.lengths for piece in pieces])
     if len(length) < 2:
         return Copies(source, target, length)
     if bool((source[1:] < source[:-1]).any()):
