@@ -46,7 +46,8 @@ from ..protocol.messages import Message, TransferKey
 from ..protocol.modes import BLOCKWISE
 from ..protocol.rank import RankCore
 from ..protocol.shards import Shard
-from .data_path import CopyResult, DataPath, PullJob
+from .copy_jobs import CopyResult, PullJob
+from .data_path import DataPath
 from .own_memory import OwnMemory
 from .push_feed import Layer, PushFeed, leg_name
 from .side_channel import SideChannel

@@ -44,6 +44,11 @@ class Batches(Protocol):
     def finish(self, batch: object, length: int, /) -> bool: ...
 
 
+def part_bytes(size: int, place_bytes: int) -> int:
+    """Return how large the parts of so many bytes are, in places of this size."""
+    return min(place_bytes, max(-(-size // LEAST_PARTS), LEAST_PART_BYTES))
+
+
 class Stopped(Exception):
     """The job is to end, and somebody else knows why."""
 
@@ -148,7 +153,7 @@ class StagedCopies:
 
         Raises ``Stopped`` if ``may_start`` says no or a batch fails.
         """
-        parts = [_Part(part) for part in whole.split(MAX_RUNS, self._part_bytes(whole.bytes))]
+        parts = [_Part(part) for part in whole.split(MAX_RUNS, part_bytes(whole.bytes, self._place_bytes))]
         for place, part in enumerate(parts[:PLACES]):
             self._want(place, part.source)
 
@@ -189,7 +194,7 @@ class StagedCopies:
             self._want(flight.place, flight.part.target)
 
         with self._nothing_left_in_flight():
-            size = min(self._part_bytes(whole.bytes), slot.place_bytes)
+            size = part_bytes(whole.bytes, min(self._place_bytes, slot.place_bytes))
             for part in map(_Part, whole.split(MAX_RUNS, size)):
                 number, place = self._next, self._next % places
                 self._next += 1
@@ -211,9 +216,6 @@ class StagedCopies:
         staged = [self.answers.wait(place) for place in range(PLACES)]
         if not all(staged):
             raise OSError("the decode side could not scatter what was written")
-
-    def _part_bytes(self, size: int) -> int:
-        return min(self._place_bytes, max(-(-size // LEAST_PARTS), LEAST_PART_BYTES))
 
     def _send(self, number: int, part: _Part, place: int, own_slot: int, slot: Slot) -> None:
         here = own_slot + place * self._place_bytes

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dfirst.connector.data_path import CopyResult, DataPath, PullJob
+from dfirst.connector.copy_jobs import CopyResult, PullJob
+from dfirst.connector.data_path import DataPath
 from dfirst.connector.mooncake_engine import MAX_DESCRIPTORS, MooncakeEngine
 from dfirst.protocol.copies import Copies
 

@@ -8,7 +8,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from dfirst.connector.data_path import CopyResult, DataPath, PullJob
+from dfirst.connector.copy_jobs import CopyResult, PullJob
+from dfirst.connector.data_path import DataPath
 from dfirst.protocol.copies import Copies
 
 JOBS, PEERS = 400, 6

@@ -7,7 +7,8 @@ import time
 
 import numpy as np
 import pytest
-from dfirst.connector.data_path import CopyResult, DataPath, PullJob
+from dfirst.connector.copy_jobs import CopyResult, PullJob
+from dfirst.connector.data_path import DataPath
 from dfirst.connector.kv_memory import HostMemory, Runs
 from dfirst.connector.mooncake_engine import MooncakeEngine
 from dfirst.connector.staging import PLACES, Staging, open_staging
