@@ -19,6 +19,7 @@ from ..protocol.shards import RankEntry, Shard
 from .chaos.switch import ordered_faults
 from .data_path import DataPath
 from .extra_config import ExtraConfig
+from .idle_wait import IdleWait
 from .layout import (
     check_share,
     describe_layout,
@@ -42,10 +43,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-IDLE_STEP_SECONDS = 0.002
-"""While requests wait for their caches and nothing runs, vLLM steps as fast as it can, and takes processors
-from those that copy. A new request waits no longer than this for such a step.
-"""
 _OPEN = "open to whoever reaches that address (curve_keys closes it)"
 
 
@@ -74,6 +71,7 @@ class WorkerSide:
         self._layer_numbers: dict[str, int] = {}
         self._device = torch.device("cpu")
         self._metadata: StepMetadata | None = None
+        self._idle_wait = IdleWait()
         self.handshake: RankHandshake | None = None
 
     def register(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
@@ -123,8 +121,10 @@ class WorkerSide:
         """Return what vLLM is to be told, once. A step that computes nothing waits for it a little."""
         if self._loop is None:
             return []
-        may_wait = self._metadata is not None and self._metadata.may_wait
-        return self._loop.take_reports(IDLE_STEP_SECONDS if may_wait else 0.0)
+        reports = self._loop.take_reports(self._idle_wait.seconds(self._metadata))
+        if reports:
+            self._idle_wait.happened()
+        return reports
 
     def take_stats(self) -> Observed | None:
         """Return what was counted since the last call; None if nothing was."""
