@@ -58,12 +58,6 @@ MAX_TCP_RUN_BYTES = 256 << 10
 _DESCRIPTOR_SECONDS, _BYTE_SECONDS = 14e-6, 1 / 2.7e9
 """What a batch is guessed to cost before this host has shown its own pace."""
 _SLEPT_SHARE = 0.85
-"""Of the time that a batch is expected to take. With others behind it on the wire all of that time is slept
-through: they lose nothing if it ends unseen.
-"""
-_AT_ONCE_SECONDS = 50e-6
-"""An answer that took no longer says that the batch had ended before, nobody knows when."""
-_NEXT_GUESS = 0.95
 _LEAST_SLEEP_SECONDS = 0.0002
 _REFUSED = -1
 _MOST_DRAWS = 50
@@ -106,8 +100,6 @@ class _Mover:
     """Seconds that batches took for each second guessed. It starts low: sleeping too little costs least."""
     free_at: float = 0.0
     """When its last batch ended."""
-    under_way: int = 0
-    """Batches that were begun and not finished."""
 
 
 @dataclass(eq=False)
@@ -267,7 +259,6 @@ class MooncakeEngine:
             mover = self._movers[peer]
             submit = getattr(mover.engine, f"batch_transfer_async_{direction}")
             batch.mover, batch.number = mover.number, submit(peer, *_cut(*columns))
-            mover.under_way += 1
         else:
             # Now, while the leave to copy is fresh, and not when it is waited for (rule R3).
             batch.copied = self._run(batch)
@@ -301,24 +292,19 @@ class MooncakeEngine:
         return self.finish(self.begin(direction, peer, local_addresses, remote_addresses, lengths))
 
     def _wait(self, batch: Batch) -> bool:
-        mover = self._movers[batch.peer]
-        mover.under_way -= 1
         if batch.number == 0:
             return False
+        mover = self._movers[batch.peer]
         # What was begun behind another batch has the lanes to itself from that one's end on.
         started = max(batch.started, mover.free_at)
         guess = len(batch.columns[2]) * _DESCRIPTOR_SECONDS + sum(batch.columns[2]) * _BYTE_SECONDS
-        share = 1.0 if mover.under_way else _SLEPT_SHARE
-        left = share * mover.pace * guess - (time.perf_counter() - started)
+        left = _SLEPT_SHARE * mover.pace * guess - (time.perf_counter() - started)
         if left > _LEAST_SLEEP_SECONDS:
             time.sleep(left)
-        asked = time.perf_counter()
         copied: bool = mover.engine.get_batch_transfer_status([batch.number]) == 0
         mover.free_at = time.perf_counter()
         seconds = mover.free_at - started
-        if copied and mover.free_at - asked < _AT_ONCE_SECONDS:
-            mover.pace *= _NEXT_GUESS
-        elif copied:
+        if copied:
             # Down at once, up in small steps: one slow batch must not send the next ones to sleep for long.
             mover.pace = min(seconds / guess, 1.5 * mover.pace)
         return copied
