@@ -40,8 +40,10 @@ def drawn(seed: int, grain: int) -> list[tuple[int, int, int]]:
     slots = SIZE // (8 * grain)
     places = []
     for place in generator.permutation(2 * slots)[:40].tolist():
-        length = grain * (int(generator.integers(1, 9)) if seed % 2 else 4)
-        places.append((place // slots, place % slots * 8 * grain, length))
+        count = int(generator.integers(1, 9)) if seed % 2 else 4
+        # In some lists all runs begin at multiples of eight grains, in others at multiples of one.
+        first = int(generator.integers(0, 9 - count)) if seed % 3 else 0
+        places.append((place // slots, (place % slots * 8 + first) * grain, count * grain))
     return places
 
 

@@ -11,6 +11,7 @@ from dfirst.connector.copy_jobs import CopyResult, PullJob
 from dfirst.connector.data_path import DataPath
 from dfirst.connector.kv_memory import HostMemory, Runs
 from dfirst.connector.mooncake_engine import MooncakeEngine
+from dfirst.connector.staged_copies import LEAST_PART_BYTES, part_bytes
 from dfirst.connector.staging import PLACES, Staging, open_staging
 from dfirst.protocol.copies import Copies, join
 from dfirst.protocol.stages import Slot, unpack
@@ -251,3 +252,11 @@ def test_only_memory_that_is_registered_is_staged(mover):
     start, length = np.array([memory.ctypes.data + SIZE - 64]), np.array([4096])
     with pytest.raises(ValueError, match="not in the registered memory"):
         staging.memory.gather(Runs(start, length), staging.slots[0].address)
+
+
+def test_what_is_small_goes_in_several_parts_and_none_is_larger_than_a_place() -> None:
+    place = 8 << 20
+    assert part_bytes(1 << 30, place) == place
+    assert part_bytes(6 << 22, place) == 1 << 22
+    assert part_bytes(1 << 20, place) == LEAST_PART_BYTES
+    assert part_bytes(1 << 30, 4096) == 4096
