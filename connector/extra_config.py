@@ -15,6 +15,8 @@ from .curve import CurveKeys, read_engine_keys
 
 LONGEST_SECONDS = Seconds.__metadata__[0].le
 PROTOCOLS = ("tcp", "rdma", "ascend")
+LEAST_STAGING_BYTES = 4 << 20
+"""With less, parts would be so small that asking for them costs more than they save."""
 
 
 class ExtraConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -110,8 +112,8 @@ def _problems(config: ExtraConfig) -> Iterator[str]:
             yield f"{name} is {value:g} and must be a number above 0"
         elif value > LONGEST_SECONDS:
             yield f"{name} is {value:g} and must be at most {LONGEST_SECONDS}: no message may say more"
-    if config.staging_bytes < 0:
-        yield f"staging_bytes is {config.staging_bytes} and must be a number of bytes, or 0"
+    if config.staging_bytes != 0 and config.staging_bytes < LEAST_STAGING_BYTES:
+        yield f"staging_bytes is {config.staging_bytes} and must be 0 or at least {LEAST_STAGING_BYTES}"
     unknown = sorted(set(config.modes) - set(MODES))
     if unknown or not config.modes:
         yield f"modes is {list(config.modes)} and must name one or both of {', '.join(MODES)}"

@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PLACES = 4
+LEAST_SLOTS, PLACES = 4, 4
 PLACE_BYTES = 8 << 20
 """Of parts half as large there would be twice as many questions and answers."""
+ALIGNMENT = 64
+"""Bytes at whose multiples places begin: a cache line."""
 _REMEMBERED = 16
 
 
@@ -92,10 +94,12 @@ def open_staging(
     ``ranges`` are the caches' (address, length). Caches on an accelerator are given as flat byte tensors too,
     and the staging memory is then on that device.
     """
+    # With little memory, small slots: a mover that finds none free copies directly.
+    place_bytes = min(place_bytes, size // (LEAST_SLOTS * PLACES) // ALIGNMENT * ALIGNMENT)
+    if place_bytes == 0:
+        return None
     slot_bytes = PLACES * place_bytes
     count = size // slot_bytes
-    if count < 2:
-        return None
     memory: KvMemory
     if tensors:
         import torch

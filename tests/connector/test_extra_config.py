@@ -54,6 +54,8 @@ def test_one_port_is_a_range_too() -> None:
         ({"modes": ["blockwise", "sideways"]}, ["sideways", "blockwise, layerwise"]),
         ({"modes": "layerwise"}, ["modes", "array"]),
         ({"mooncake_protocol": "udp"}, ["mooncake_protocol is 'udp'", "tcp, rdma, ascend"]),
+        ({"staging_bytes": -1}, ["staging_bytes is -1", "0 or at least 4194304"]),
+        ({"staging_bytes": 4194303}, ["staging_bytes is 4194303", "0 or at least 4194304"]),
         ({"host": "0.0.0.0"}, ["host is '0.0.0.0'", "one address"]),
         ({"port_range": "20000-"}, ["port_range is '20000-'"]),
         ({"port_range": "many"}, ["port_range is 'many'", "20000-20100"]),

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from dfirst.connector.copy_jobs import CopyResult, PullJob
 from dfirst.connector.data_path import DataPath
+from dfirst.connector.extra_config import LEAST_STAGING_BYTES, ExtraConfig
 from dfirst.connector.kv_memory import HostMemory, Runs
 from dfirst.connector.mooncake_engine import MooncakeEngine
 from dfirst.connector.staged_copies import LEAST_PART_BYTES, part_bytes
-from dfirst.connector.staging import PLACES, Staging, open_staging
+from dfirst.connector.staging import LEAST_SLOTS, PLACES, Staging, open_staging
+from dfirst.connector.staging import PLACE_BYTES as LARGEST_PLACE_BYTES
 from dfirst.protocol.copies import Copies, join
 from dfirst.protocol.stages import Slot, unpack
 
@@ -260,3 +262,36 @@ def test_what_is_small_goes_in_several_parts_and_none_is_larger_than_a_place() -
     assert part_bytes(6 << 22, place) == 1 << 22
     assert part_bytes(1 << 20, place) == LEAST_PART_BYTES
     assert part_bytes(1 << 30, 4096) == 4096
+
+
+class FakeCopyEngine:
+    """Registers nothing: what is divided here is never copied."""
+
+    data_address = "fake:1"
+
+    def register(self, ranges) -> None:
+        self.ranges = ranges
+
+    def read(self, peer, local, remote, lengths) -> bool:
+        raise AssertionError("costs are given, none is to be tried out")
+
+    def forget(self, peer) -> None:
+        raise AssertionError("costs are given, none is to be tried out")
+
+
+@pytest.mark.parametrize("size", [LEAST_STAGING_BYTES, 100_000_000, ExtraConfig().staging_bytes])
+def test_little_memory_makes_small_slots_and_not_none(size):
+    engine = FakeCopyEngine()
+    made = open_staging(engine, [], size, costs=ALWAYS_STAGE)
+    assert made is not None
+    ((start, length),) = engine.ranges
+    assert length <= size
+    assert len(made.slots) * 2 >= LEAST_SLOTS
+    assert made.place_bytes <= LARGEST_PLACE_BYTES
+    for slot in made.slots:
+        assert start <= slot.address
+        assert slot.place(PLACES) <= start + length
+
+
+def test_without_memory_nothing_is_staged():
+    assert open_staging(FakeCopyEngine(), [], 0, costs=ALWAYS_STAGE) is None
