@@ -106,7 +106,8 @@ def engine_command(spec: EngineSpec, port: int, *, on_cpu: bool | None = None) -
             str(free_port(spec.host)),
         ]
     executor: str | None = spec.executor
-    if on_cpu and (spec.executor == "uni" or (spec.executor is None and spec.tp * spec.dp == 1)):
+    one_rank = spec.tp * spec.dp == 1 and not any("parallel" in argument for argument in spec.vllm_args)
+    if on_cpu and (spec.executor == "uni" or (spec.executor is None and one_rank)):
         executor = UNI_EXECUTOR
     block_size, kv_cache_bytes = spec.block_size, spec.kv_cache_bytes
     if on_cpu:

@@ -32,5 +32,5 @@ class IdleWait:
         return min(max(SHARE * (self._clock() - self._last), LEAST_SECONDS), MOST_SECONDS)
 
     def happened(self) -> None:
-        """A report was taken."""
+        """Something has happened: a report was taken, a request has come, or a step computes."""
         self._last = self._clock()

@@ -26,8 +26,8 @@ PATIENCE_SECONDS = 3.0
 writer cannot choose: its bytes are in the owner's slot already.
 """
 LEAST_PARTS, LEAST_PART_BYTES = 6, 2 << 20
-"""What is small goes in this many parts, so that gathering and scattering are hidden behind sending, unless
-they get so small that asking for them takes longer than that.
+"""What is small goes in this many parts or more, so that gathering and scattering are hidden behind sending,
+as long as they do not get so small that asking for them takes longer.
 """
 IN_FLIGHT = 3
 """Parts that are sent at the same time; fewer than there are places."""
@@ -45,8 +45,11 @@ class Batches(Protocol):
 
 
 def part_bytes(size: int, place_bytes: int) -> int:
-    """Return how large the parts of so many bytes are, in places of this size."""
-    return min(place_bytes, max(-(-size // LEAST_PARTS), LEAST_PART_BYTES))
+    """Return how large the parts of so many bytes are, in places of this size.
+
+    A power of two below the places' own size: where a part's end cuts a long run, rows stay long.
+    """
+    return min(place_bytes, max(1 << (size // LEAST_PARTS).bit_length() >> 1, LEAST_PART_BYTES))
 
 
 class Stopped(Exception):
@@ -149,7 +152,8 @@ class StagedCopies:
         """Of parts that are through on this side."""
 
     def pull(self, whole: Copies, own_slot: int, may_start: Callable[[], bool]) -> Copies | None:
-        """Read everything; return what is left to be read directly if the owner does not gather it.
+        """Read everything; return what is left to be read directly, since the owner does not gather it or no
+        rows can be made of it here.
 
         Raises ``Stopped`` if ``may_start`` says no or a batch fails.
         """
@@ -157,8 +161,14 @@ class StagedCopies:
         for place, part in enumerate(parts[:PLACES]):
             self._want(place, part.source)
 
+        left: list[Copies] = []
+
         def scatter(flight: _Flight) -> None:
-            self._memory.scatter(flight.part.target, own_slot + flight.place * self._place_bytes)
+            try:
+                self._memory.scatter(flight.part.target, own_slot + flight.place * self._place_bytes)
+            except ValueError:  # nothing has moved: these bytes are read again
+                left.append(flight.part.copies)
+                self.bytes -= flight.part.copies.bytes
 
         def land(flight: _Flight) -> None:
             if flight.number + PLACES < len(parts):
@@ -173,15 +183,17 @@ class StagedCopies:
                 slot = self.answers.slot
                 if not staged or slot is None:
                     self._land_all(scatter)
-                    return join([part.copies for part in parts[number:]])
+                    return join([*left, *(part.copies for part in parts[number:])])
                 if not may_start():
                     raise Stopped
                 self._send(number, part, place, own_slot, slot)
             self._land_all(land)
-        return None
+        return join(left) if left else None
 
     def push(self, whole: Copies, own_slot: int, may_start: Callable[[], bool]) -> Copies | None:
-        """Write everything and want it scattered; return and raise as ``pull`` does. ``settle`` ends it."""
+        """Write everything and want it scattered; return what is left and raise as ``pull`` does. ``settle``
+        ends it.
+        """
         if self.answers.slot is None:
             self._want(0, None)
             self.answers.wait(0)
@@ -195,13 +207,18 @@ class StagedCopies:
 
         with self._nothing_left_in_flight():
             size = part_bytes(whole.bytes, min(self._place_bytes, slot.place_bytes))
-            for part in map(_Part, whole.split(MAX_RUNS, size)):
+            parts = [_Part(part) for part in whole.split(MAX_RUNS, size)]
+            for done, part in enumerate(parts):
                 number, place = self._next, self._next % places
                 self._next += 1
                 self._make_way(place, land)
                 if not self.answers.wait(place):
                     raise OSError("the decode side could not scatter what was written")
-                self._memory.gather(part.source, own_slot + place * self._place_bytes)
+                try:
+                    self._memory.gather(part.source, own_slot + place * self._place_bytes)
+                except ValueError:  # nothing has moved: this and what follows is written directly
+                    self._land_all(land)
+                    return join([part.copies for part in parts[done:]])
                 if not may_start():
                     raise Stopped
                 self._send(number, part, place, own_slot, slot)

@@ -32,8 +32,6 @@ logger = logging.getLogger(__name__)
 LEAST_SLOTS, PLACES = 4, 4
 PLACE_BYTES = 8 << 20
 """Of parts half as large there would be twice as many questions and answers."""
-ALIGNMENT = 64
-"""Bytes at whose multiples places begin: a cache line."""
 _REMEMBERED = 16
 
 
@@ -95,9 +93,10 @@ def open_staging(
     and the staging memory is then on that device.
     """
     # With little memory, small slots: a mover that finds none free copies directly.
-    place_bytes = min(place_bytes, size // (LEAST_SLOTS * PLACES) // ALIGNMENT * ALIGNMENT)
-    if place_bytes == 0:
+    room = size // (LEAST_SLOTS * PLACES)
+    if room == 0:
         return None
+    place_bytes = min(place_bytes, 1 << room.bit_length() - 1)
     slot_bytes = PLACES * place_bytes
     count = size // slot_bytes
     memory: KvMemory

@@ -11,6 +11,7 @@ from dfirst.spec.number_option import whole_number
 from dfirst.spec.output_file import prepare
 
 from ..engine_spec import Executor
+from .serve_defaults import EXECUTOR, ROUNDS
 
 bench = typer.Typer(
     help="Measure what a hand-over costs on this host, side by side with what it is compared with.",
@@ -18,7 +19,7 @@ bench = typer.Typer(
 )
 
 JsonFile = Annotated[Path | None, typer.Option("--json", help="What was measured, as JSON.")]
-Plot = Annotated[Path | None, typer.Option(metavar="FILE.svg", help="The ratios as a picture.")]
+Plot = Annotated[Path | None, typer.Option(metavar="FILE.svg", help="What was measured as a picture.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer rows and rounds.")]
 
 
@@ -85,14 +86,15 @@ def serve(
         list[int] | None,
         whole_number("--at-once", "Requests at once. Repeat it; 1 and 4 if none.", least=1),
     ] = None,
-    rounds: Annotated[int, whole_number("--rounds", "How often everything is measured.", least=1)] = 5,
+    rounds: Annotated[int, whole_number("--rounds", "How often everything is measured.", least=1)] = ROUNDS,
     executor: Annotated[
         Executor,
         typer.Option(
-            help="How vLLM runs each engine: uni, its choice for one rank on an accelerator, or mp, its "
-            "choice on a CPU, with the worker in a process of its own and both spinning on a queue."
+            help="How vLLM runs each engine: uni, as it runs one rank on an accelerator, or mp, as vllm "
+            "serve runs it on a CPU: with the worker in a process of its own, and both spinning on a "
+            "queue, which costs most where cores are few."
         ),
-    ] = "uni",
+    ] = EXECUTOR,
     work_dir: Annotated[
         Path, typer.Option(parser=not_empty("--work-dir"), metavar="DIR", help="For the model and logs.")
     ] = Path(".bench"),

@@ -22,7 +22,6 @@ from ..trace import Tracer
 from .copies_cases import Case
 
 HOST = "127.0.0.1"
-"""vLLM looks once a step, which takes longer."""
 TRANSFER_SECONDS = 120.0
 
 
@@ -116,7 +115,7 @@ def wait_received(ranks: Iterable[BenchRank], key: TransferKey) -> None:
         while not any(report.key == key for report in rank.reports):
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{key.transfer_id} was not there after {TRANSFER_SECONDS:g} s")
-            rank.reports += rank.loop.take_reports(TRANSFER_SECONDS)
+            rank.reports += rank.loop.take_reports(max(deadline - time.monotonic(), 0.0))
         report = next(report for report in rank.reports if report.key == key)
         if report.outcome != RECEIVED:
             raise RuntimeError(f"{key.transfer_id}: {report.outcome}: {report.reason}")

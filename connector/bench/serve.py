@@ -23,6 +23,7 @@ from ..launch import Server
 from ..processes import LaunchError, end_on_sigterm_as_on_ctrl_c
 from ..waiting import waiting
 from .serve_cpu import cpu_times, used_between
+from .serve_defaults import EXECUTOR, ROUNDS
 from .serve_load import Load, LoadError, Sample, open_client, prompts, run_load
 from .serve_plot import picture
 from .serve_report import FIRST_TOKEN, THROUGHPUT, Cell, Measured, ServeReport, load_name, rows_of
@@ -32,7 +33,6 @@ from .serve_ways import MODEL_NAME, TITLES, EngineSettings, Way, make_ways, miss
 MODEL: Kind = "gqa"
 LENGTHS = (1000, 4000)
 AT_ONCE = (1, 4)
-ROUNDS = 5
 FIRST_TOKEN_OUTPUT = 4
 REQUESTS_A_ROUND = 4
 THROUGHPUT_TOKENS, THROUGHPUT_OUTPUT, THROUGHPUT_AT_ONCE, THROUGHPUT_REQUESTS = 1000, 16, 16, 32
@@ -51,7 +51,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     lengths: tuple[int, ...] = LENGTHS
     at_once: tuple[int, ...] = AT_ONCE
     rounds: int = ROUNDS
-    executor: Executor = "uni"
+    executor: Executor = EXECUTOR
 
 
 def run_serve(settings: ServeSettings, console: Console) -> ServeReport:
@@ -149,7 +149,7 @@ def _start(way: Way, servers: list[Server]) -> None:
 
 def _measure(ways: Sequence[Way], settings: ServeSettings, console: Console) -> Iterator[list[Measured]]:
     """Yield each load as soon as it was sent all ways."""
-    for length in settings.lengths:
+    for length in dict.fromkeys((*settings.lengths, THROUGHPUT_TOKENS)):
         with waiting(console, f"warming up with {length} tokens"):
             load = Load(prompt_tokens=length, output_tokens=FIRST_TOKEN_OUTPUT, requests=2, at_once=2)
             for way in ways:

@@ -78,11 +78,12 @@ Groups = dict[tuple[Cell, str], list[Measured]]
 
 
 def rows_of(measured: Sequence[Measured]) -> list[Row]:
-    """Return a row for each load and way, in the order in which they were first measured."""
+    """Return a row for each load and way: loads as they were first measured, ways as ``TITLES`` has them."""
     groups: Groups = {}
     for one in measured:
         groups.setdefault((one.cell, one.way), []).append(one)
-    return [_row(cell, way, groups) for cell, way in groups]
+    cells = dict.fromkeys(cell for cell, _ in groups)
+    return [_row(cell, way, groups) for cell in cells for way in TITLES if (cell, way) in groups]
 
 
 def load_name(what: str, prompt_tokens: int, at_once: int) -> str:

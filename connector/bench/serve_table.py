@@ -17,7 +17,9 @@ def show(report: ServeReport, console: Console) -> None:
         console = Console(file=console.file, width=WIDTH_WITHOUT_TERMINAL)
     for title, rows in by_load(report.rows).items():
         console.print(_table(title, rows))
-    console.print("ratio: to MooncakeConnector, of what is added to the first token, or of the throughput.")
+    if any(row.ratio is not None for row in report.rows):
+        console.print("ratio: to MooncakeConnector, of what is added to the first token or of the throughput")
+    console.print(f"CPU s each: of all servers, for a request; vLLM's executor was {report.executor}")
     for line in report.left_out:
         console.print(line, highlight=False, markup=False)
 
@@ -37,7 +39,7 @@ def _table(title: str, rows: Sequence[Row]) -> Table:
     names = ("requests", "first token ms", "quartiles", "added ms", "requests/s", "ratio", "CPU s each")
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("of these")
+    table.add_column("by process")
     for row in rows:
         table.add_row(*_cells(row))
     return table

@@ -250,7 +250,7 @@ def test_one_rank_on_a_cpu_runs_as_it_would_on_an_accelerator() -> None:
     named = "--distributed-executor-backend"
     assert option(engine_command(spec(), 8100, on_cpu=True), named) == UNI_EXECUTOR
     assert option(engine_command(spec(executor="mp"), 8100, on_cpu=True), named) == "mp"
-    for ranks in ({"tp": 2}, {"dp": 2}):
+    for ranks in ({"tp": 2}, {"dp": 2}, {"vllm_args": ("--pipeline-parallel-size=2",)}):
         assert named not in engine_command(spec(**ranks), 8100, on_cpu=True)
     assert named not in engine_command(spec(), 8100, on_cpu=False)
     assert option(engine_command(spec(executor="uni"), 8100, on_cpu=False), named) == "uni"

@@ -109,7 +109,7 @@ def drawn(seed: int, source: np.ndarray, target: np.ndarray, count: int = 300) -
     """Draw runs between the two memories: of one length or several, scattered on both sides."""
     generator = np.random.default_rng(seed)
     width = 8 * GRAIN
-    slots = SIZE // width
+    slots = min(len(source), len(target)) // width
     lengths = np.full(count, 4 * GRAIN, dtype=np.int64)
     if seed % 2:
         lengths = generator.integers(1, 9, count) * GRAIN
@@ -166,6 +166,63 @@ def test_what_is_pushed_arrives_byte_for_byte_before_the_push_is_over(path, ends
     assert (ended.ok, ended.bytes) == (True, sum(copies.bytes for copies in pieces))
     assert owner.parts >= PLACES
     assert (owner.memory == expected).all()
+
+
+def in_one_direction(kind: str, owner: Owner, mover) -> tuple[np.ndarray, np.ndarray]:
+    """Return the memory that is read and the one that is written."""
+    return (owner.memory, mover[0]) if kind == "pull" else (mover[0], owner.memory)
+
+
+def run(kind: str, path: DataPath, ends, owner: Owner, copies: Copies) -> CopyResult:
+    peer = owner.engine.data_address
+    if kind == "pull":
+        path.start_pull(PullJob("pull", peer, copies))
+    else:
+        path.open_push("push", peer)
+        path.push("push", copies)
+        path.close_push("push")
+    return result(ends)
+
+
+@pytest.mark.parametrize("long", [4096, 4096 + GRAIN, 20_032])
+@pytest.mark.parametrize("kind", ["pull", "push"])
+def test_long_runs_are_cut_where_rows_stay_long(path, ends, owner, mover, monkeypatch, kind, long):
+    # Parts smaller than places, as those of transfers are that are small themselves.
+    monkeypatch.setattr("dfirst.connector.staged_copies.LEAST_PART_BYTES", 256)
+    monkeypatch.setattr("dfirst.connector.staged_copies.LEAST_PARTS", 30)
+    source, target = in_one_direction(kind, owner, mover)
+    filled(source, target)
+    base = 1 << 18
+    short = drawn(4, source[:base], target[:base], 100)
+    whole = join(
+        [
+            short,
+            Copies(
+                np.array([source.ctypes.data + base], dtype=np.int64),
+                np.array([target.ctypes.data + base + 8 * GRAIN], dtype=np.int64),
+                np.array([long], dtype=np.int64),
+            ),
+        ]
+    )
+    expected = written([whole], source, target)
+    ended = run(kind, path, ends, owner, whole)
+    assert (ended.ok, ended.reason, ended.bytes) == (True, "", whole.bytes)
+    assert owner.parts == -(-whole.bytes // part_bytes(whole.bytes, PLACE_BYTES)), "all of it was staged"
+    assert (target == expected).all()
+
+
+@pytest.mark.parametrize("kind", ["pull", "push"])
+def test_what_no_rows_can_be_made_of_here_is_copied_directly(path, ends, owner, mover, kind):
+    source, target = in_one_direction(kind, owner, mover)
+    filled(source, target)
+    whole = drawn(2, source[: SIZE // 2], target[: SIZE // 2], 100)
+    # On the owner's side runs stay where rows can be made of them.
+    mine = whole.target_addresses if kind == "pull" else whole.source_addresses
+    mine[::7] += 8
+    expected = written([whole], source, target)
+    ended = run(kind, path, ends, owner, whole)
+    assert (ended.ok, ended.reason, ended.bytes) == (True, "", whole.bytes)
+    assert (target == expected).all()
 
 
 def test_an_owner_without_a_slot_is_written_to_directly(path, ends, owner, mover):
@@ -259,7 +316,8 @@ def test_only_memory_that_is_registered_is_staged(mover):
 def test_what_is_small_goes_in_several_parts_and_none_is_larger_than_a_place() -> None:
     place = 8 << 20
     assert part_bytes(1 << 30, place) == place
-    assert part_bytes(6 << 22, place) == 1 << 22
+    assert part_bytes(6 << 22, place) == part_bytes(11 << 22, place) == 1 << 22
+    assert part_bytes((6 << 22) - 1, place) == 1 << 21
     assert part_bytes(1 << 20, place) == LEAST_PART_BYTES
     assert part_bytes(1 << 30, 4096) == 4096
 

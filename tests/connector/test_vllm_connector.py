@@ -15,7 +15,7 @@ import pytest
 import torch
 from dfirst.connector import vllm_connector, vllm_plugin, worker_side
 from dfirst.connector.curve import make_keys
-from dfirst.connector.idle_wait import LEAST_SECONDS, MOST_SECONDS
+from dfirst.connector.idle_wait import LEAST_SECONDS, MOST_SECONDS, IdleWait
 from dfirst.connector.rank_loop import StepBegan, StepEnded
 from dfirst.connector.step import Chunk, StepMetadata
 from dfirst.connector.vllm_connector import DFirstConnector
@@ -289,6 +289,21 @@ def test_only_a_step_that_may_wait_waits_for_outcomes(hooks: tuple[DFirstConnect
     connector.bind_connector_metadata(StepMetadata())
     connector.get_transfer_results(set())
     assert loop.patience_seconds == 0
+
+
+def test_after_a_report_the_next_steps_wait_little_again(hooks: tuple[DFirstConnector, FakeLoop]) -> None:
+    connector, loop = hooks
+    now = [100.0]
+    connector._on_worker._idle_wait = IdleWait(lambda: now[0])
+    connector.bind_connector_metadata(StepMetadata(may_wait=True))
+    waits = []
+    for reports in ([], [Report(KEY, "one", RECEIVED, "")], []):
+        now[0] += 0.06
+        loop.reports = list(reports)
+        connector.get_transfer_results(set())
+        waits.append(loop.patience_seconds)
+    assert waits[0] < waits[1] == MOST_SECONDS
+    assert waits[2] < MOST_SECONDS
 
 
 def test_before_the_caches_are_there_nothing_is_done() -> None:
