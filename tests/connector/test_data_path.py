@@ -199,6 +199,37 @@ def test_a_piece_does_not_wait_for_the_bytes_of_a_later_one(path, results, fille
     assert results.next().ok
 
 
+@pytest.mark.parametrize(
+    ("limit", "value", "batches"),
+    [
+        ("MAX_MERGED_RUNS", 100, [8]),
+        ("MAX_MERGED_RUNS", 3, [3, 3, 2]),
+        ("MAX_MERGED_BYTES", 2 * 4096, [2, 2, 2, 2]),
+    ],
+)
+def test_pieces_that_are_ready_are_copied_together_within_a_limit(
+    path, results, filled, engines, monkeypatch, limit, value, batches
+):
+    monkeypatch.setattr(f"dfirst.connector.job_copier.{limit}", value)
+    written, write = [], engines[0].write
+
+    def recorded(peer, local, remote, lengths):
+        written.append(len(lengths))
+        return write(peer, local, remote, lengths)
+
+    monkeypatch.setattr(engines[0], "write", recorded)
+    gate = Gate()
+    path.open_push("push", engines[1].data_address)
+    path.push("push", piece_of(filled, 0), after=gate)
+    assert gate.reached.wait(20)
+    for place in range(1, 8):
+        path.push("push", piece_of(filled, 2 * place))
+    gate.opened.set()
+    path.close_push("push")
+    assert results.next().ok
+    assert written == batches
+
+
 def test_dropped_pieces_never_move_and_later_ones_do(path, results, filled, engines):
     here, there = filled
     here[:] = 33
