@@ -83,7 +83,7 @@ class Job:
     drops: int = 0
     """How often its pieces were dropped."""
     stages: bool = True
-    """The owner has not refused to gather or scatter."""
+    """Nothing of it was left unstaged so far, by the owner or here."""
     reason: str = ""
     """Why it cannot end well."""
     bytes: int = 0

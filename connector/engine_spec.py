@@ -105,10 +105,6 @@ def engine_command(spec: EngineSpec, port: int, *, on_cpu: bool | None = None) -
             "--data-parallel-rpc-port",
             str(free_port(spec.host)),
         ]
-    executor: str | None = spec.executor
-    one_rank = spec.tp * spec.dp == 1 and not any("parallel" in argument for argument in spec.vllm_args)
-    if on_cpu and (spec.executor == "uni" or (spec.executor is None and one_rank)):
-        executor = UNI_EXECUTOR
     block_size, kv_cache_bytes = spec.block_size, spec.kv_cache_bytes
     if on_cpu:
         # Compiling costs half a minute of start-up, and a small model gains nothing by it.
@@ -122,7 +118,7 @@ def engine_command(spec: EngineSpec, port: int, *, on_cpu: bool | None = None) -
             # The compiled rotary kernel goes wrong on MLA's strided queries: answers change with the batch.
             command += ["--compilation-config", '{"custom_ops": ["all", "-rotary_embedding"]}']
     for flag, value in (
-        ("--distributed-executor-backend", executor),
+        ("--distributed-executor-backend", _executor(spec, on_cpu)),
         ("--block-size", block_size),
         ("--kv-cache-memory-bytes", kv_cache_bytes),
         ("--max-num-batched-tokens", spec.max_num_batched_tokens),
@@ -133,6 +129,14 @@ def engine_command(spec: EngineSpec, port: int, *, on_cpu: bool | None = None) -
     if spec.role != "single":
         command += ["--kv-transfer-config", json.dumps(kv_transfer_config(spec))]
     return [*command, *spec.vllm_args]
+
+
+def _executor(spec: EngineSpec, on_cpu: bool) -> str | None:
+    """What vLLM is told of it, if anything."""
+    one_rank = spec.tp * spec.dp == 1 and not any("parallel" in argument for argument in spec.vllm_args)
+    if on_cpu and (spec.executor == "uni" or (spec.executor is None and one_rank)):
+        return UNI_EXECUTOR
+    return spec.executor
 
 
 def kv_transfer_config(spec: EngineSpec) -> dict[str, Any]:

@@ -25,10 +25,11 @@ class IdleWait:
 
     def seconds(self, step: StepMetadata | None) -> float:
         """Return for how long this step may wait."""
-        if step is None or not step.may_wait or step.commands:
-            self.happened()
         if step is None or not step.may_wait:
+            self.happened()
             return 0.0
+        if step.commands:
+            self.happened()
         return min(max(SHARE * (self._clock() - self._last), LEAST_SECONDS), MOST_SECONDS)
 
     def happened(self) -> None:

@@ -97,7 +97,7 @@ class JobCopier:
             return None
         finally:
             self._staging.own.give_back(own_slot)
-        # An owner that did not stage a part has nothing to stage with, or cannot; it is not asked again.
+        # What was left once would be left again: the owner has nothing to stage with, or no rows can be made.
         job.stages = job.stages and rest is None
         return rest
 
@@ -110,7 +110,7 @@ class JobCopier:
             job.staged = StagedCopies(
                 self._staging.memory,
                 self._staging.place_bytes,
-                _OneRun(self._engine, job),
+                _OneRun(self._engine, self._lock, job),
                 lambda place, starts, lengths: ask(job.key, place, starts, lengths),
                 answers,
             )
@@ -176,8 +176,9 @@ class JobCopier:
 class _OneRun:
     """Batches of one run each, for a job."""
 
-    def __init__(self, engine: Engine, job: Job) -> None:
+    def __init__(self, engine: Engine, lock: threading.Lock, job: Job) -> None:
         self._engine = engine
+        self._lock = lock
         self._job = job
 
     def begin(self, local: int, remote: int, length: int) -> object:
@@ -187,7 +188,8 @@ class _OneRun:
         assert isinstance(batch, Batch)
         copied = self._engine.finish(batch)
         if not copied:
-            self._job.reason = self._job.reason or COPY_FAILED
+            with self._lock:
+                self._job.reason = self._job.reason or COPY_FAILED
         return copied
 
 

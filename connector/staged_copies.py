@@ -19,7 +19,7 @@ from typing import Protocol
 from ..protocol.copies import Copies, join
 from ..protocol.stages import MAX_RUNS, Slot, pack
 from .kv_memory import KvMemory, Runs, joined
-from .staging import PLACES
+from .staging import PLACES, power_of_two
 
 PATIENCE_SECONDS = 3.0
 """For how long a reader waits for a part before it reads directly: three questions may be lost by then. A
@@ -49,7 +49,7 @@ def part_bytes(size: int, place_bytes: int) -> int:
 
     A power of two below the places' own size: where a part's end cuts a long run, rows stay long.
     """
-    return min(place_bytes, max(1 << (size // LEAST_PARTS).bit_length() >> 1, LEAST_PART_BYTES))
+    return min(place_bytes, max(power_of_two(size // LEAST_PARTS), LEAST_PART_BYTES))
 
 
 class Stopped(Exception):

@@ -35,6 +35,11 @@ PLACE_BYTES = 8 << 20
 _REMEMBERED = 16
 
 
+def power_of_two(most: int) -> int:
+    """Return the largest power of two that is not more; 0 if there is none."""
+    return 1 << most.bit_length() >> 1
+
+
 class OwnSlots:
     """Slots for this rank's own copies; each belongs to one thread at a time."""
 
@@ -93,10 +98,9 @@ def open_staging(
     and the staging memory is then on that device.
     """
     # With little memory, small slots: a mover that finds none free copies directly.
-    room = size // (LEAST_SLOTS * PLACES)
-    if room == 0:
+    place_bytes = min(place_bytes, power_of_two(size // (LEAST_SLOTS * PLACES)))
+    if place_bytes == 0:
         return None
-    place_bytes = min(place_bytes, 1 << room.bit_length() - 1)
     slot_bytes = PLACES * place_bytes
     count = size // slot_bytes
     memory: KvMemory
